@@ -1,5 +1,7 @@
 """`file.py:name` and `.onnx` as a MODEL: what is loaded, and what is said when it cannot be."""
 
+import os
+import py_compile
 import sys
 
 import pytest
@@ -187,3 +189,17 @@ def test_a_file_that_ends_the_program_is_refused(tmp_path):
     path.write_text("import sys\n\nsys.exit(3)\n")
     with pytest.raises(ModelError, match=r"net\.py:3: SystemExit: 3"):
         python_graph(f"{path}:make")
+
+
+@pytest.mark.parametrize("mode", list(py_compile.PycInvalidationMode))
+def test_compiled_code_beside_a_file_is_never_run_in_its_place(tmp_path, mode):
+    """The hash in a plan is of the text; a stranger may send both."""
+    path = tmp_path / "net.py"
+    text = "import torch\ndef make():\n    return torch.nn.Linear(4, 4), (torch.ones(2, 4),)\n"
+    path.write_text(text.replace("Linear(4, 4)", "Linear(4, 9)"))
+    py_compile.compile(str(path), invalidation_mode=mode)
+    status = path.stat()
+    path.write_text(text)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    module, _, _ = read_module(f"{path}:make")
+    assert module.out_features == 4

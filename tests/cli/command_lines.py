@@ -7,6 +7,7 @@ puts there, `{data}` the test data. What is after `->` is a file that must be th
 import re
 from typing import Any
 
+NEEDS_MORE = {"accelerate", "serve", "run", "compare-trace"}  # a GPU, a browser, ranks, their trace
 QUICK = "-q --time-limit 1"
 PLANS = ("one.json", "two.json")
 MODELS = ("alexnet", "squeezenet1_1", "gpt2@16", "{folder}/graph.json", "{folder}/graph.txt",
@@ -115,6 +116,10 @@ GOOD: list[str] = [
     f"solve {{data}}/rtasks/lstm.json {QUICK} --json",
     f"solve {{data}}/schedule/vshape.infer.nd4.json {QUICK} --json",
     f"solve {{data}}/partition/mlp.json --devices 2 {QUICK} -o {{folder}}/out.json -> out.json",
+    "emit {folder}/one.json --json",
+    "emit {folder}/one.json --rank 0 --json", "emit {folder}/two.json --training --json",
+    "experiment {folder}/experiment.toml --workers 1 --json -q",
+    "profile {folder}/graph.json --repeats 1 --database {folder}/known.jsonl --json -q",
 ]  # fmt: skip
 
 BAD: list[str] = [

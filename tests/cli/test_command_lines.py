@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from command_lines import BAD, GOOD, wrong
+from command_lines import BAD, GOOD, NEEDS_MORE, wrong
 
 from partita import errors
 from partita.cli import COMMANDS, OUR_MISTAKE, partita
@@ -20,6 +20,16 @@ from partita.search.base import Stop
 
 DATA = Path(__file__).parents[1] / "data"
 SRC = Path(errors.__file__).parent
+EXPERIMENT = """
+name = "small"
+[[networks]]
+model = "alexnet"
+batch = 4
+[[clusters]]
+cluster = "malvik"
+[[optimisers]]
+method = "heft"
+"""
 QUICK = Stop(time_s=2.0, gap=0.9)
 
 
@@ -32,6 +42,7 @@ def files(tmp_path_factory):
     write_graph(folder / "graph.json", graph)
     write_graph(folder / "graph.txt", graph)
     (folder / "machine.toml").write_text('name = "mine"\n[[nodes]]\ndevices = "2xA100"\n')
+    (folder / "experiment.toml").write_text(EXPERIMENT)
     (folder / "broken.json").write_text('{"format": "partita/plan@6", "stages": 3')
     (folder / "empty.json").write_text("{}")
     for name, config in (
@@ -96,6 +107,8 @@ def test_every_command_is_typed_with_and_without_mistakes():
     assert len(GOOD) + len(BAD) >= 200
     known = {name for section in COMMANDS.values() for name in section}
     assert known <= {line.split()[0] for line in GOOD}
+    with_json = {line.split()[0] for line in GOOD if "--json" in line.split()}
+    assert known - with_json == NEEDS_MORE
 
 
 def test_every_format_that_is_printed_or_drawn_has_a_schema():

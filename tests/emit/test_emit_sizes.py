@@ -92,6 +92,27 @@ def test_tables_of_batch_and_length_are_two_though_their_sizes_are_equal(shape):
         assert torch.equal(code.run_stages(stages, ids), module(ids))
 
 
+class Shifted(Attends):
+    """What begins as zeros of another tensor's shape, and is read in one row."""
+
+    def forward(self, ids, labels):
+        before = ids.new_zeros(ids.shape)
+        before[..., 1:] = ids[..., :-1].clone()
+        return super().forward(before).view(-1, 8)[labels.view(-1) % 8]
+
+
+def test_tensors_of_a_shape_and_views_of_what_is_given_take_other_sizes():
+    module = Shifted().eval()
+    given = (torch.randint(0, 20, (4, 6)), torch.randint(0, 20, (4, 6)))
+    source = emitted(module, given)
+    assert "Planned for batch 4 and length 6" in source
+    code = load_source(source)
+    stages = code.build_stages(module.state_dict())
+    for shape in ((4, 6), (3, 9), (8, 5)):
+        ids, labels = torch.randint(0, 20, shape), torch.randint(0, 20, shape)
+        assert torch.equal(code.run_stages(stages, ids, labels), module(ids, labels))
+
+
 class Tables(nn.Module):
     """Two blocks that make the same of a longer and longer chain of constants."""
 

@@ -1,6 +1,7 @@
 """Work for the tests of sweeps: in a module of its own, so that other processes can import it."""
 
 import os
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,3 +36,8 @@ def wait_for_ever(task: Square) -> dict[str, int]:
         calls.write(f"{os.getpid()}\n")
     time.sleep(3600)
     return {}
+
+
+def hears(task):
+    """Would Ctrl-C interrupt the process that does this?"""
+    return {"hears": signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())}

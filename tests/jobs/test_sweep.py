@@ -10,7 +10,7 @@ import pytest
 
 from partita.errors import FileError
 from partita.jobs.sweep import Sweeper, SweepOutcome, task_key
-from tests.jobs.sweep_work import Square, square
+from tests.jobs.sweep_work import Square, hears, square
 
 
 def test_processes_give_the_answers_of_one():
@@ -59,6 +59,15 @@ def test_what_an_interruption_leaves_out_is_said():
     outcomes = sweeper(square, [Square(n) for n in range(4)])
     assert told == [0, 1]
     assert [outcome.why for outcome in outcomes] == ["", "", "not reached", "not reached"]
+
+
+def test_ctrl_c_is_heard_by_one_process_alone():
+    answers = [outcome.answer for outcome in Sweeper(2)(hears, [Square(1), Square(2)])]
+    assert answers == [
+        {"hears": False},
+        {"hears": False},
+    ]  # they are ended, with no stack of frames
+    assert hears(None) == {"hears": True}
 
 
 def test_tasks_are_known_by_all_that_decides_them():

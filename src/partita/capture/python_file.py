@@ -18,8 +18,9 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from partita.capture.installed import need_torch
@@ -101,11 +102,19 @@ def _in_dtype(module: Any, args: Any, kwargs: Any, dtype: str) -> Any:
     return module.to(wanted), args, kwargs
 
 
+class _FromText(SourceFileLoader):
+    """Runs what stands in the file: a `__pycache__` beside it may hold other code."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _run(path: Path) -> ModuleType:
     if not path.is_file():
         raise FileError("there is no such file", fix="check the name", file=str(path))
     log.info("runs %s", path)
-    spec = importlib.util.spec_from_file_location(f"partita_model_{path.stem}", path)
+    loader = _FromText(f"partita_model_{path.stem}", str(path))
+    spec = importlib.util.spec_from_file_location(loader.name, path, loader=loader)
     assert spec is not None
     assert spec.loader is not None
     code = importlib.util.module_from_spec(spec)

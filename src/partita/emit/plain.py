@@ -1,6 +1,6 @@
 """Operators that read a tensor only for its shape or type, written without it.
 
-`ones_like(y)` waits for `y`; `ones(4, 6)` waits for nothing. Shapes are fixed when a model is
+`ones_like(y)` waits for `y`; `ones(4, 6)` waits for nothing. Shapes are known when a model is
 captured, so a stage need not be sent a tensor only to be told its size.
 """
 
@@ -32,7 +32,7 @@ def without_examples(
     name = target.overloadpacket.__name__
     if not isinstance(meta, TensorSpec):
         return target, args, kwargs
-    shape = [int(size) for size in meta.shape]
+    shape = list(meta.shape)  # sizes that follow the batch or the length still say so
     if name.endswith("_like") and not _is_contiguous(meta):
         return target, args, kwargs  # random numbers are drawn as the elements lie in memory
     made = {"dtype": meta.dtype, "device": meta.device}

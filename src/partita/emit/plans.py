@@ -218,7 +218,8 @@ def recaptured_module(
     texts = all(not leaf.is_floating_point() and leaf.ndim == 2 for leaf in tensors)
     if texts and len(shapes) == 1 and tensors[0].shape[1] > 2:
         length = tensors[0].shape[1]
-        half = [x[:, : length // 2] if _is_array(x) else x for x in tree_leaves((args, kwargs))]
+        leaves = tree_leaves((args, kwargs))
+        half = [x[:, : length // 2].contiguous() if _is_array(x) else x for x in leaves]
         _add_capture(others, LENGTH, module, tree_unflatten(half, spec), length, length // 2)
     groups = {
         name: [(number, dim) for number in arrays]

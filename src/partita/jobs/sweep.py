@@ -17,10 +17,12 @@ import json
 import logging
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import wait as wait_for
 from pathlib import Path
@@ -122,9 +124,10 @@ class Sweeper:
         """Yields outcomes; returns the tasks that have none because a process died."""
         context = multiprocessing.get_context("spawn")  # no threads or locks of this one
         with ProcessPoolExecutor(count, mp_context=context, initializer=end_with_parent) as pool:
-            waiting: dict[Future[Answer], int] = {
-                pool.submit(work, tasks[place]): place for place in left
-            }
+            with _deaf_children():
+                waiting: dict[Future[Answer], int] = {
+                    pool.submit(work, tasks[place]): place for place in left
+                }
             lost: list[int] = []
             while waiting and not self.interrupted():
                 done, _ = wait(waiting, timeout=self.poll_s, return_when=FIRST_COMPLETED)
@@ -138,6 +141,19 @@ class Sweeper:
             if waiting:
                 _end(pool)
         return sorted(lost)
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Processes that are started here never hear Ctrl-C: who started them ends them.
+
+    It would hit them while they import, with a stack of frames for each. One that comes now waits.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def end_with_parent() -> None:

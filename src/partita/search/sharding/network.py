@@ -41,7 +41,7 @@ from partita.problems.sharding import Floats, Ints
 Flags = npt.NDArray[np.bool_]
 Ask = Callable[[], bool]  # should we stop?
 
-SMALL = 100_000  # numbers in a problem that is soon solved without compiling
+SMALL = 200_000  # numbers in a problem that is soon solved without compiling
 Hashes = npt.NDArray[np.uint64]
 SPREAD = 0x9E3779B97F4A7C15  # an odd number of 64 bits, half of them ones
 COPIED_CELLS = 20_000_000  # of new tables; rather than more, old ones are kept with unused rows
