@@ -332,6 +332,24 @@ def test_a_buffer_that_is_set_anew_is_followed():
         assert_same(piped, plain)
 
 
+def test_a_model_that_runs_otherwise_where_it_is_exported_is_followed_as_it_runs():
+    def asks(m, x):
+        return m.b(x) if torch.compiler.is_exporting() else m.a(x)
+
+    _, plain, piped = made(asks)
+    assert_same(piped, plain)
+
+
+def test_a_model_that_can_only_be_exported_openly_is():
+    def asks(m, x):
+        if torch.compiler.is_exporting():
+            return m.a(x)
+        return m.a(torch.from_numpy(x.numpy()))
+
+    _, plain, piped = made(asks)
+    assert_same(piped, plain)
+
+
 def test_where_padding_is_zero_without_gradients_is_said(caplog):
     layer = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
     model = nn.TransformerEncoder(layer, 1).eval()

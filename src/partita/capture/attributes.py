@@ -159,11 +159,12 @@ class AskedModule:
     """What a module was asked while it was followed: where it says something else, it may do so.
 
     `attributes` are those that were looked up, also where there were none; `gradients`: was it
-    asked whether gradients are recorded?
+    asked whether gradients are recorded? `export`: did it ask whether it is exported?
     """
 
     attributes: set[tuple[torch.nn.Module, str]] = field(default_factory=set)
     gradients: bool = False
+    export: bool = False
 
 
 def _say_left(

@@ -41,7 +41,7 @@ from partita.capture.repeats import OF_TORCH, as_code_was, refuse_other_calls
 from partita.capture.torch_program import TorchProgram, read_torch_program
 from partita.capture.translate import translate_with_places
 from partita.capture.vmaps import inline_vmaps
-from partita.capture.watch import REGION, deciding, watching
+from partita.capture.watch import PLAIN, REGION, USUAL, deciding, watching
 from partita.errors import CaptureError, GraphError
 from partita.graph.record import Graph, Op
 
@@ -209,7 +209,7 @@ def _exported(
         if know_result(first):
             return _exported(module, args, kwargs, checkpointing, asked)
         if not _is_hopeless(module, first):
-            for attempt in (_plainly, _strictly):
+            for attempt in (*((_openly,) if asked.export else ()), _plainly, _strictly):
                 try:
                     return attempt(module, args, kwargs, checkpointing, asked), False
                 except CaptureError:
@@ -237,7 +237,15 @@ def _plainly(
     asked: AskedModule,
 ) -> ExportedProgram:  # fmt: skip
     """As the model runs by itself: some go other ways where they are exported, and fail there."""
-    return _export(module, args, kwargs, checkpointing, strict=False, plainly=True, asked=asked)
+    return _export(module, args, kwargs, checkpointing, strict=False, denied=PLAIN, asked=asked)
+
+
+def _openly(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], checkpointing: str,
+    asked: AskedModule,
+) -> ExportedProgram:  # fmt: skip
+    """As the model is exported: some do so only in another way than they run."""
+    return _export(module, args, kwargs, checkpointing, strict=False, denied=(), asked=asked)
 
 
 def _strictly(
@@ -280,20 +288,20 @@ def _export(
     kwargs: dict[str, Any],
     checkpointing: str,
     strict: bool,
-    plainly: bool = False,
+    denied: Sequence[str] = USUAL,
     shapes: dict[str, Any] | None = None,
     asked: AskedModule | None = None,
 ) -> ExportedProgram:
     with as_code_was(module):
         changed: list[str] = []
-        watched = watching(module, checkpointing, not strict, plainly, strict, changed, asked)
+        watched = watching(module, checkpointing, not strict, denied, strict, changed, asked)
         with _silent(), torch.enable_grad(), watched:
             program = torch.export.export(
                 module, args, kwargs, dynamic_shapes=shapes, strict=strict
             )
         if asked is not None and asked.gradients and not torch.is_grad_enabled():
             # It asks, and without gradients it may do something else.
-            watched = watching(module, checkpointing, not strict, plainly, strict)
+            watched = watching(module, checkpointing, not strict, denied, strict)
             with _silent(), torch.no_grad(), watched:
                 program = torch.export.export(module, args, kwargs, strict=strict)
         if shapes is None:

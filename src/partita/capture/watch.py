@@ -26,7 +26,7 @@ import logging
 import random
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -40,6 +40,9 @@ from partita.capture.of_call import decided_constants
 from partita.errors import CaptureError
 
 CHECKPOINTING = "refuse", "inline", "keep"
+# What a model may ask of torch.compiler. Some go another way where they are exported, with other
+# roundings; that some are compiled lets them leave out what depends on values.
+USUAL, PLAIN = ("is_exporting",), ("is_compiling", "is_dynamo_compiling", "is_exporting")
 REGION = "partita checkpoint"  # the mark on nodes of a checkpointed region
 DRAWS = ("random", "uniform", "randint", "randrange", "choice", "choices", "sample", "shuffle",
          "gauss", "normal", "rand", "randn", "permutation", "beta", "binomial")  # fmt: skip
@@ -48,13 +51,14 @@ log = logging.getLogger("partita")
 
 @contextlib.contextmanager
 def watching(
-    module: torch.nn.Module, checkpointing: str, carries: bool = True, plainly: bool = False,
-    bytecode: bool = False, changed: list[str] | None = None, asked: AskedModule | None = None,
+    module: torch.nn.Module, checkpointing: str, carries: bool = True,
+    denied: Sequence[str] = USUAL, bytecode: bool = False,
+    changed: list[str] | None = None, asked: AskedModule | None = None,
 ) -> Iterator[None]:  # fmt: skip
     """Raise `CaptureError` at the line of the model that does what would be lost.
 
-    `carries`: may a custom Function become an operator? `plainly`: is the model told that it is not
-    being compiled or exported, should it ask? `bytecode`: is its bytecode read (strict export)?
+    `carries`: may a custom Function become an operator? `denied`: which questions whether it is
+    compiled or exported does the model get no to? `bytecode`: is its bytecode read (strict export)?
     That knows less of what is put in the place of PyTorch's own, and the model has been run before.
     `changed` gets the names of what the call has changed in the module, tensors aside, `asked` what
     the module was asked.
@@ -82,7 +86,7 @@ def watching(
         contextlib.nullcontext() if bytecode else _bounded_counts(),
         contextlib.nullcontext() if bytecode else decided_constants(),
         contextlib.nullcontext() if bytecode else passing_checks(),
-        _plain_run() if plainly else contextlib.nullcontext(),
+        _plain_run(denied, asked),
     ):
         yield
     if refused:  # the model caught our error itself
@@ -434,18 +438,21 @@ def _blamed_gradients() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _plain_run() -> Iterator[None]:
+def _plain_run(denied: Sequence[str], asked: AskedModule | None) -> Iterator[None]:
     """The model's own code is told that nobody compiles or exports it; PyTorch's is not."""
 
     def denying(question: Callable[[], bool]) -> Callable[[], bool]:
         def answer() -> bool:
-            return not lines.is_called_by_user(sys._getframe(1)) and question()
+            own = lines.is_called_by_user(sys._getframe(1))
+            if own and asked is not None:
+                asked.export = True
+            return not own and question()
 
         return answer
 
     with contextlib.ExitStack() as stack:
         put = _putting(stack)
-        for name in ("is_compiling", "is_dynamo_compiling", "is_exporting"):
+        for name in denied:
             put(torch.compiler, name, denying(getattr(torch.compiler, name)))
         yield
 
