@@ -15,7 +15,7 @@ from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop
 from partita.search.partition.covers import CoverBound, prove_by_covers
 from partita.search.partition.ending import answered, ending
 from partita.search.partition.exact import TRIED, branch
-from partita.search.partition.pool import Pool, PoolWalk
+from partita.search.partition.pool import LabelPool, PooledCycles
 from partita.search.partition.stage_walk import InOrder, anneal_in_order
 from partita.search.partition.straight import prove_straight
 from partita.search.partition.walk import AnnealingSchedule, LabelWalk, offer_chains, proven
@@ -30,7 +30,7 @@ class AutoPartition:
     num_cycles: int = 100
     num_slow: int = 12
     slow_steps_per_node: int = 30_000
-    pool: Pool = field(default_factory=Pool)
+    pool: LabelPool = field(default_factory=LabelPool)
     most_tree_nodes: int = 6_000_000
     most_first_tree: int = 300_000
     covers: CoverBound = field(default_factory=CoverBound)
@@ -57,7 +57,7 @@ class AutoPartition:
             prove_by_covers(walk, self.covers, self.covers_share)
         if branch(walk, self.most_tree_nodes, self.most_first_tree, self.trees_share):
             return run.result(Status.OPTIMAL, TRIED)
-        pool = PoolWalk(walk, self.pool, seed)
+        pool = PooledCycles(walk, self.pool, seed)
         little = walk.net.num_nodes <= 16 * walk.net.num_devices
 
         def cycles(seed: int, done: Callable[[], bool]) -> None:

@@ -25,7 +25,7 @@ _STRIDE = 7919  # between seeds
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class LabelPool:
     """How many labellings are kept, how many are made first, how long a cycle is."""
 
     size: int = 8
@@ -35,10 +35,10 @@ class Pool:
     most_steps: int = 400_000
 
 
-class PoolWalk:
+class PooledCycles:
     """One walk's pool."""
 
-    def __init__(self, walk: LabelWalk, settings: Pool, seed: int) -> None:
+    def __init__(self, walk: LabelWalk, settings: LabelPool, seed: int) -> None:
         self.walk, self.settings, self.seed = walk, settings, seed
         nodes = walk.net.num_nodes
         self.steps = min(
