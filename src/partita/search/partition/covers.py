@@ -33,7 +33,7 @@ from partita.search.partition.walk import LabelWalk
 
 _SLACK = 1e-9  # of T: rounding may not make a set too dear
 _LEAST_STEP = 0.25  # nets that cost less than so much of a step are left out
-_HIGH, _LOW = 0.5, 0.4  # the next T: so far from the bound to the answer, or to the last T
+_HIGH, _LOW = 0.35, 0.4  # the next T: so far from the bound to the answer, or to the last T
 
 
 @dataclass(frozen=True, slots=True)
