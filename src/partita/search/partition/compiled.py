@@ -28,6 +28,6 @@ def compile_all() -> None:
     state = start(net, labels, 0)
     anneal(net, state, 0, 1, 1, 1e-3, 1e-5)
     Tree(net, 1.0).step(1)
-    CoverProof(net, CoverBound(price_steps=1)).excludes(1.0, lambda: False)
+    CoverProof(net, CoverBound(price_steps=1), 1.0).excludes(1.0, lambda: False)
     staged = stages(labels, np.zeros(1, np.int64))
     anneal_stages(net, start(net, labels, 0), staged, False, False, 0, 1, 1, 1e-3, 1e-5)

@@ -8,6 +8,7 @@ evaluation, so that runs repeat exactly unless a time limit cuts them.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,6 +27,9 @@ from partita.search.partition.coarsen import labels_of_clusters, levels
 from partita.search.partition.network import I64, PartitionNetwork, network, staged
 from partita.search.partition.orders import reordered
 
+if TYPE_CHECKING:
+    from partita.search.partition.covers import CoverProof
+
 _CHUNK_STEPS = 20_000  # between two looks at the clock: some 50 ms
 _PROVEN = 1e-9  # bound and objective agree up to rounding
 _EQUAL = 1 - 1e-12  # sums in another order round differently
@@ -39,6 +43,8 @@ class AnnealingSchedule:
     hot_coarse: float
     hot_fine: float = 2e-4
     cold: float = 1e-5
+    per_device: int = 12  # clusters on the coarsest level
+    largest: float = 0.25  # of a device's share of the work: no cluster is larger
 
 
 class LabelWalk:
@@ -54,6 +60,7 @@ class LabelWalk:
         self.run = run
         self.net: PartitionNetwork = network(problem)
         self.labels: I64 | None = None  # of the best solution
+        self.proof: CoverProof | None = None  # what it knows is kept
         self.hopeless = infeasible(problem)  # why there is no answer, if that is plain
         run.bound(communication_bound(problem, self.net))
 
@@ -87,12 +94,22 @@ class LabelWalk:
             self.run.evaluations += 1
             self.offer(labels)
 
-    def cycle(self, labels: I64 | None, schedule: AnnealingSchedule, seed: int) -> I64 | None:
-        """Anneal from coarse to fine; the best labelling of this cycle, None if cut short."""
+    def cycle(
+        self,
+        labels: I64 | None,
+        schedule: AnnealingSchedule,
+        seed: int,
+        other: I64 | None = None,
+    ) -> I64 | None:
+        """Anneal from coarse to fine; the best labelling of this cycle, None if cut short.
+
+        With `other`, only nodes are merged that are together in both labellings.
+        """
         net = self.net
-        smallest = 12 * net.num_devices
-        most_ms = 0.25 * float(net.mean_ms.sum()) / net.num_devices
-        ladder = levels(net, smallest, most_ms, seed, labels)[::-1]
+        smallest = schedule.per_device * net.num_devices
+        most_ms = schedule.largest * float(net.mean_ms.sum()) / net.num_devices
+        together = labels if other is None or labels is None else labels * net.num_devices + other
+        ladder = levels(net, smallest, most_ms, seed, together)[::-1]
         coarsest, cluster_of = ladder[0]
         if labels is None:
             random = np.random.default_rng(seed).integers(
