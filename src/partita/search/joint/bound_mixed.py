@@ -9,8 +9,8 @@ below the least over all cuts of
         turn + m gradients           the same to the end of the chain and back
         start + m (forward + backward) + drain
 
-(`orders`), where a group's first border is sent exactly what its first cut sends, and other borders
-what the cut sends that sends least. Of virtual stages the order itself is known: paths through its
+(`orders`), where what is sent over a group's own borders is what its cuts send, and over others what
+the cut sends that sends least. Of virtual stages the order itself is known: paths through its
 blocks, weighted (`path_weights`), give a sum over segments, each at the stage where it costs least,
 by that stage's group; and over borders, where those that cost most send least. The weights are
 those of a linear program in which every group takes its own seconds for a part of the segments.
@@ -190,7 +190,7 @@ class MixedPipeline:
     def _ways(self, group_of: Sequence[int]) -> list[tuple[tuple[float, float], ...]]:
         """Of every border between stages, what sending there and back takes."""
         p = len(self.borders)
-        ways = []
+        ways: list[tuple[tuple[float, float], ...]] = []
         for one, two in itertools.pairwise(group_of):
             if one == two:
                 ways.append(((0.0, 0.0), (0.0, 0.0)))

@@ -793,8 +793,9 @@ class PlanBounds:
 
     On equal devices: all work over all devices; computing alone, with every op at its quickest
     split (both `ComputeBounds`); `CellBound` without multipliers, of one mesh with its tables and
-    then of all; the same after dual ascent. On heterogeneous devices: computing alone; the same
-    over all cuts.
+    then of all; the same after dual ascent; with conversions between segments (`bound_whole`). On
+    heterogeneous devices: computing alone; the same over all cuts of lines; of orders with virtual
+    stages (`bound_mixed`); with waits, updates and sums of gradients by tables of every group.
     """
 
     model: JointModel
