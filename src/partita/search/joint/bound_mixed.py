@@ -9,11 +9,11 @@ below the least over all cuts of
         turn + m gradients           the same to the end of the chain and back
         start + m (forward + backward) + drain
 
-(`orders`), where what is sent over a group's own borders is what its cuts send, and over others what
-the cut sends that sends least. Of virtual stages the order itself is known: paths through its
-blocks, weighted (`path_weights`), give a sum over segments, each at the stage where it costs least,
-by that stage's group; and over borders, where those that cost most send least. The weights are
-those of a linear program in which every group takes its own seconds for a part of the segments.
+(`orders`), where over a group's own borders goes what its cuts send, and over others what the cut
+sends that sends least. Of virtual stages the order itself is known: paths through its blocks,
+weighted (`path_weights`), give a sum over segments, each at the stage where it costs least, by that
+stage's group; and over borders, where those that cost most send least. The weights are those of a
+linear program in which every group takes its own seconds for a part of the segments.
 
 Paths of orders ask that every segment reads from the one before it and gives gradients back to it.
 Elsewhere `ComputeBounds` has what groups compute.
