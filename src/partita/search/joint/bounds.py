@@ -845,6 +845,8 @@ class PlanBounds:
         return math.inf if bound is None else bound.climbed_s(enough)
 
     def _as_a_whole(self, cell: Cell, enough: float) -> float:
+        if self.model.is_long:
+            return 0.0
         bound = self.cell_bound(cell)
         return math.inf if bound is None else bound.whole_s(enough) * ROUNDING
 
