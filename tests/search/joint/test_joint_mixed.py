@@ -67,7 +67,7 @@ class Mixed:
         return pipeline.line_s() if v == 1 else pipeline.order_s(joint_schedule(name, v))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.sampled_from(ORDERS), st.integers(2, 4), st.integers(1, 6), st.integers(0, 10**6))
 def test_no_order_of_groups_that_differ_is_below_its_bound(order, p, m, seed):
     name, v = order

@@ -9,11 +9,11 @@ below the least over all cuts of
         turn + m gradients           the same to the end of the chain and back
         start + m (forward + backward) + drain
 
-(`orders`), where a group's first border is sent exactly what its first cut sends, and other borders
-what the cut sends that sends least. Of virtual stages the order itself is known: paths through its
-blocks, weighted (`path_weights`), give a sum over segments, each at the stage where it costs least,
-by that stage's group; and over borders, where those that cost most send least. The weights are
-those of a linear program in which every group takes its own seconds for a part of the segments.
+(`orders`), where over a group's own borders goes what its cuts send, and over others what the cut
+sends that sends least. Of virtual stages the order itself is known: paths through its blocks,
+weighted (`path_weights`), give a sum over segments, each at the stage where it costs least, by that
+stage's group; and over borders, where those that cost most send least. The weights are those of a
+linear program in which every group takes its own seconds for a part of the segments.
 
 Paths of orders ask that every segment reads from the one before it and gives gradients back to it.
 Elsewhere `ComputeBounds` has what groups compute.
@@ -48,6 +48,7 @@ from partita.search.joint.orders import (
 Floats = npt.NDArray[np.float64]
 FINER = 4 * PERCENT  # steps of shares, where groups are told apart
 ENOUGH = 50  # steps of a micro-batch's seconds in what is enough
+DEAR = 0.05  # of a micro-batch's seconds: sends that are worth another look
 MARGIN = 1.03  # segments as a whole need not take what shares of them do: so much more is enough
 
 
@@ -149,20 +150,36 @@ class MixedPipeline:
         if not self.waits or self.busy_only or not self.training or scale <= 0:
             return 0.0
         group_of = [schedule.group_of(stage, p) for stage in range(num_stages)]
-        typical = np.median(self.sent_bytes, axis=1)
+        typical = np.sort(self.sent_bytes, axis=1)[:, : num_stages - 1].mean(axis=1)
         ways = self._ways(group_of)
         shares = tuple(
             round(float(start + each * size) / scale * SHARES_OF_SENDS) / SHARES_OF_SENDS
             for stage in ways
             for (start, each), size in zip(stage, typical, strict=True)
         )
-        times, sends = path_weights(
-            schedule.name, p, v, m, self._shares(scale), (*shares, 0.0, 0.0), self.untrained,
-            self.settings, math.inf if math.isinf(enough) else _above(enough / scale),
-        )  # fmt: skip
+        # Weights may rest on sends that other cuts make cheaper: also those that know of none.
+        known = [(*shares, 0.0, 0.0)] + ([(0.0,)] if sum(shares) > DEAR else [])
+        much = math.inf if math.isinf(enough) else _above(enough / scale)
+        best = 0.0
+        for sent in known:
+            weights = path_weights(
+                schedule.name, p, v, m, self._shares(scale), sent, self.untrained, self.settings,
+                much,
+            )  # fmt: skip
+            best = max(best, self._weighted_s(weights, group_of, ways))
+            if best >= enough:
+                break
+        return best
+
+    def _weighted_s(
+        self, weights: tuple[Floats, Floats], group_of: Sequence[int],
+        ways: Sequence[tuple[tuple[float, float], ...]],
+    ) -> float:  # fmt: skip
+        """What weighted paths take at the least: segments, and what is sent over borders."""
+        times, sends = weights
         least = np.full(len(self.sources), math.inf)
         for group, own in enumerate(self.seconds):
-            mine = times[[stage for stage in range(num_stages) if group_of[stage] == group]]
+            mine = times[[stage for stage, g in enumerate(group_of) if g == group]]
             least = np.minimum(least, stage_costs(mine, own.total, own).min(axis=0))
         sent = sends.reshape(-1, 2)[:-1]
         return float(least.sum()) + sum(
@@ -173,7 +190,7 @@ class MixedPipeline:
     def _ways(self, group_of: Sequence[int]) -> list[tuple[tuple[float, float], ...]]:
         """Of every border between stages, what sending there and back takes."""
         p = len(self.borders)
-        ways = []
+        ways: list[tuple[tuple[float, float], ...]] = []
         for one, two in itertools.pairwise(group_of):
             if one == two:
                 ways.append(((0.0, 0.0), (0.0, 0.0)))

@@ -793,8 +793,9 @@ class PlanBounds:
 
     On equal devices: all work over all devices; computing alone, with every op at its quickest
     split (both `ComputeBounds`); `CellBound` without multipliers, of one mesh with its tables and
-    then of all; the same after dual ascent. On heterogeneous devices: computing alone; the same
-    over all cuts.
+    then of all; the same after dual ascent; with conversions between segments (`bound_whole`). On
+    heterogeneous devices: computing alone; the same over all cuts of lines; of orders with virtual
+    stages (`bound_mixed`); with waits, updates and sums of gradients by tables of every group.
     """
 
     model: JointModel
@@ -844,6 +845,8 @@ class PlanBounds:
         return math.inf if bound is None else bound.climbed_s(enough)
 
     def _as_a_whole(self, cell: Cell, enough: float) -> float:
+        if self.model.is_long:
+            return 0.0
         bound = self.cell_bound(cell)
         return math.inf if bound is None else bound.whole_s(enough) * ROUNDING
 

@@ -521,7 +521,7 @@ class JointModel:
 
         `alone`: for a single stage, without any border.
         """
-        if len(self.unfolded.op_like) > self.settings.most_whole:
+        if self.is_long:
             return None
         key = (id(mesh), alone, busy_only)
         if key not in self._whole:
@@ -532,6 +532,11 @@ class JointModel:
                 fold = Folded(graph, (ops,), (0,), fold.op_like)
             self._whole[key] = WholeChain(mesh.whole(graph, fold), busy_only)
         return self._whole[key]
+
+    @property
+    def is_long(self) -> bool:
+        """Has the chain too many ops to be bounded as a whole?"""
+        return len(self.fold.op_like) > self.settings.most_whole
 
     @functools.cached_property
     def unfolded(self) -> Folded:
