@@ -11,7 +11,7 @@ in every call.
 import contextlib
 import logging
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,11 +137,16 @@ def kept_attributes(
         _say_left(left, shown, paths)
         for child, known in before.items():
             _put_back(child, known, tables[child])
-        if any(each.requires_grad for each in contents.put_back()):
-            log.warning(
-                "what the model collects in %s is not collected when it is captured: give it back "
-                "from forward if it is needed", ", ".join((changed or ["a collection"])[:3]),
-            )  # fmt: skip
+        _say_collected(contents.put_back(), changed)
+
+
+def _say_collected(collected: Sequence[torch.Tensor], changed: Sequence[str] | None) -> None:
+    """Say that a model collects tensors of its calls, as a captured call does not."""
+    if any(each.requires_grad for each in collected):
+        log.warning(
+            "what the model collects in %s is not collected when it is captured: give it back "
+            "from forward if it is needed", ", ".join((changed or ["a collection"])[:3]),
+        )  # fmt: skip
 
 
 def _may_be_kept(attributes: Iterable[dict[str, Any]]) -> set[str]:
