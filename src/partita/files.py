@@ -73,8 +73,8 @@ def decode_config(data: bytes, file: str = "") -> dict[str, Any]:
             raise ValueError(name)
         return math.inf
 
-    def plain(value: dict[str, Any]) -> Any:
-        return math.inf if value == {"__float__": "Infinity"} else value
+    def plain(fields: dict[str, Any]) -> Any:
+        return math.inf if fields == {"__float__": "Infinity"} else fields
 
     try:
         value = json.loads(data, parse_constant=number, object_hook=plain)
