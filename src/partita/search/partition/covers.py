@@ -80,7 +80,7 @@ class CoverProof:
         self.base = work + 1e-4 * self.total / net.num_nodes
         factors = int(self.group.max()) + 1
         messages = self.shared.message_ms
-        sizes = np.concatenate(
+        sizes: F64 = np.concatenate(
             (np.bincount(self.group, self.base), messages, np.zeros(len(messages)))
         )
         self.bundle = Bundle(np.concatenate((np.ones(factors), np.zeros(2 * len(messages)))), sizes)
@@ -154,7 +154,7 @@ class CoverProof:
         self.proven_ms = max(self.proven_ms, min(enough - 1, self.steps) * step_ms * (1 - _SLACK))
         used_ms = int(np.searchsorted(most, most[-1])) * step_ms
         message_ms = self.shared.message_ms
-        slope = np.concatenate(
+        slope: F64 = np.concatenate(
             (
                 np.bincount(self.group, self.base * by_node),
                 by_node[self.shared.src] * message_ms,
@@ -172,8 +172,8 @@ def prove_by_covers(walk: LabelWalk, settings: CoverBound, share: float = 1.0) -
     limited = walk.done_after(share)
 
     def done() -> bool:
-        unlimited = run.stop.time_s is None and walk.proof is not None
-        return limited() or (unlimited and walk.proof.num_steps >= settings.most_price_steps)
+        steps = 0 if walk.proof is None or run.stop.time_s is not None else walk.proof.num_steps
+        return limited() or steps >= settings.most_price_steps
 
     high = run.objective
     for _ in range(settings.bisections):
