@@ -137,11 +137,15 @@ def kept_attributes(
         _say_left(left, shown, paths)
         for child, known in before.items():
             _put_back(child, known, tables[child])
-        if any(each.requires_grad for each in contents.put_back()):
-            log.warning(
-                "what the model collects in %s is not collected when it is captured: give it back "
-                "from forward if it is needed", ", ".join((changed or ["a collection"])[:3]),
-            )  # fmt: skip
+        _say_collected(contents.put_back(), changed)
+
+
+def _say_collected(tensors: list[torch.Tensor], changed: list[str] | None) -> None:
+    if any(each.requires_grad for each in tensors):
+        log.warning(
+            "what the model collects in %s is not collected when it is captured: give it back "
+            "from forward if it is needed", ", ".join((changed or ["a collection"])[:3]),
+        )  # fmt: skip
 
 
 def _may_be_kept(attributes: Iterable[dict[str, Any]]) -> set[str]:
