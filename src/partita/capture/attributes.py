@@ -11,7 +11,7 @@ in every call.
 import contextlib
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,9 +140,8 @@ def kept_attributes(
         _say_collected(contents.put_back(), changed)
 
 
-def _say_collected(collected: Sequence[torch.Tensor], changed: Sequence[str] | None) -> None:
-    """Say that a model collects tensors of its calls, as a captured call does not."""
-    if any(each.requires_grad for each in collected):
+def _say_collected(tensors: list[torch.Tensor], changed: list[str] | None) -> None:
+    if any(each.requires_grad for each in tensors):
         log.warning(
             "what the model collects in %s is not collected when it is captured: give it back "
             "from forward if it is needed", ", ".join((changed or ["a collection"])[:3]),

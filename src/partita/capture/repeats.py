@@ -95,7 +95,7 @@ class Contents:
 
         `only_without_data`: those alone that hold tensors without data.
         """
-        added: list[torch.Tensor] = []
+        put_there: list[torch.Tensor] = []
         for collection, held in self.known.values():
             if _holds_same(collection, held):
                 continue
@@ -103,13 +103,13 @@ class Contents:
             new = [leaf for leaf in _tensors_in(collection) if id(leaf) not in before]
             if only_without_data and not any(isinstance(leaf, FakeTensor) for leaf in new):
                 continue
-            added += new
+            put_there += new
             collection.clear()
             if isinstance(collection, list | deque):
                 collection.extend(held)
             else:
                 collection.update(held)
-        return added
+        return put_there
 
 
 def _tensors_in(collection: Any) -> list[torch.Tensor]:
