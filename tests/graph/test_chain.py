@@ -1,11 +1,13 @@
 """Chains: every op once and in order, cuts where little crosses, repeats folded."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.graph import GraphBuilder, training_graph
-from partita.graph.chain import chain_of, folded, longest_repeat, runs
+from partita.graph.chain import chain_of, folded, inside_blocks, longest_repeat, runs
 from partita.graph.splits import routed_pairs
 from partita.zoo import build
 from partita.zoo.llama import DecoderSizes, Experts, decoder
@@ -118,3 +120,29 @@ def test_whole_blocks_are_not_cut():
         assert len(blocks) == len(inside)  # one cut before each
     flat = build("alexnet", batch=1)
     assert chain_of(flat, whole_blocks=True) == chain_of(flat)
+
+
+def test_modules_beside_the_layers_are_whole_as_well():
+    """A final norm of many small ops, embeddings; a module as large as many layers is none."""
+    ops = []
+    scopes = [("embed", 3), *((f"layers.{i}", 4) for i in range(6)), ("norm", 4), ("", 2)]
+    g = GraphBuilder("model")
+    x = g.input("x", (4, 8))
+    for scope, count in scopes:
+        for i in range(count):
+            x = g.relu(x, name=f"{scope or 'root'}_{i}".replace(".", "_"))
+            ops.append((x.name, scope, i))
+    graph = g.finish(x)
+    named = dict(zip([op.name for op in graph.ops], ops, strict=True))
+    graph = replace(graph, ops=tuple(replace(op, scope=named[op.name][1]) for op in graph.ops))
+    inside = inside_blocks(graph)
+    for op in graph.ops:
+        _, scope, place = named[op.name]
+        assert inside.get(op.name) == (scope if scope and place else None)
+    firsts = {s.ops[0] for s in chain_of(graph, whole_blocks=True).segments}
+    assert firsts.isdisjoint(inside)
+    wide = replace(graph, ops=tuple(
+        replace(op, scope="tower" if op.scope == "" or "layers" in op.scope else op.scope)
+        for op in graph.ops
+    ))  # fmt: skip
+    assert "tower" not in inside_blocks(wide).values()  # most of the model

@@ -65,7 +65,7 @@ def chain_of(
     """The chain of a graph's forward ops, finer the more segments it may have.
 
     With `whole_blocks` no cut lies inside of a module of a list, such as the layers of a
-    transformer or the blocks of a ResNet.
+    transformer or the blocks of a ResNet, nor of a smaller module beside them.
     """
     ops = [op for op in graph.ops if op.phase == "forward"]
     crossing = _crossing(graph, ops)
@@ -104,18 +104,35 @@ def inside_blocks(graph: Graph) -> dict[str, str]:
 
 
 def _block_of(ops: Sequence[Op]) -> Callable[[Op], str]:
-    """The outermost module of a list that an op is in, unless most of the model is; or nothing."""
+    """The module that an op is in as a part of one; none of them is most of the model.
+
+    That is the outermost module of a list. Beside the lists it is the outermost module that holds
+    no more ops than one of those does (embeddings, a final norm, a head), or one without modules.
+    """
     holds: Counter[str] = Counter()
     for op in ops:
-        holds.update(_numbered(op.scope))
+        holds.update(_modules(op))
+    parents = {each.rpartition(".")[0] for each in holds}
     most = len(ops) / 2
-    return lambda op: next((each for each in _numbered(op.scope) if holds[each] <= most), "")
+
+    def listed(op: Op) -> str:
+        numbered = (each for each in _modules(op) if each.rpartition(".")[2].isdecimal())
+        return next((each for each in numbered if holds[each] <= most), "")
+
+    largest = max((holds[block] for op in ops if (block := listed(op))), default=0)
+
+    def beside(op: Op) -> str:
+        small = (each for each in _modules(op) if holds[each] <= most)
+        return next((one for one in small if holds[one] <= largest or one not in parents), "")
+
+    return lambda op: listed(op) or beside(op)
 
 
-def _numbered(scope: str) -> list[str]:
-    """`encoder.3.layer.1.conv`: encoder.3 and encoder.3.layer.1."""
-    parts = scope.split(".")
-    return [".".join(parts[: i + 1]) for i, part in enumerate(parts) if part.isdecimal()]
+def _modules(op: Op) -> list[str]:
+    """Of `encoder.3.conv`: encoder, encoder.3, and encoder.3.conv, which may be the op itself."""
+    path = op.name if op.scope and op.name.startswith(f"{op.scope}.") else op.scope
+    parts = path.split(".") if path else []
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]
 
 
 def _crossing(graph: Graph, ops: Sequence[Op]) -> list[tuple[str, ...]]:
