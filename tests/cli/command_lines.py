@@ -188,6 +188,11 @@ BAD: list[str] = [
     "plan alexnet -c 2xA100 -o {folder}/plan.svg", "shard alexnet -c 2xA100 -o {folder}/plan.html",
     "partition alexnet -c 2xA100 -o {folder}/plan.png", "place alexnet -c malvik -o {folder}/p.pdf",
     "schedule vshape --devices 2 --microbatches 2 -o {folder}/s.csv",
+    *(f"schedule vshape --devices 2 --microbatches 2 {words}" for words in (
+        "--page {folder}/p.txt", "--svg {folder}/s.json", "--csv {folder}/s", "--trace {folder}/t.svg",
+    )),
+    "place alexnet -c malvik --page {folder}/p.txt",
+    "validate {data}/validate/rows.json --page {folder}/p.svg",
     "solve {data}/partition/mlp.json --devices 2 -o {folder}/s.txt", "schema plan -o {folder}/s.py",
     *(f"models {{folder}}/{name}.json" for name in ("mystery-field", "other-family", "half-t5")),
     "simulate {folder}/half-t5.json -c 2xA100 -b 4", "models {data}/hf/t5-small.json --seq 0",

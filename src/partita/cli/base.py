@@ -44,6 +44,7 @@ NO_JSON = (
     ".svg", ".html", ".htm", ".png", ".jpg", ".jpeg", ".gif", ".pdf", ".csv", ".txt", ".md", ".py",
     ".pickle", ".onnx", ".pt", ".toml", ".yaml", ".yml",
 )  # fmt: skip
+PAGE = (".html", ".htm")
 MAX_SEED = 2**32 - 1  # what every random generator we use accepts
 
 Command = Callable[..., int | None]
@@ -90,6 +91,10 @@ class OutputFile:
                 fix="end the name in .json; partita report draws plans",
                 file=str(self.path),
             )
+
+    def check_page(self) -> None:
+        """Refuse an ending that promises something else than a page."""
+        self.ending(PAGE)
 
     def write(self, data: bytes | str) -> Path:
         """Write all of it or nothing."""

@@ -85,6 +85,8 @@ def command(
     drawn = None if page is None else OutputFile(Path(page), force)
     filled = None if net is None else OutputFile(Path(net), force)
     refuse_twice(output, drawn, filled)
+    if drawn is not None:
+        drawn.check_page()
     if _is_placement(model):
         from partita.jobs.place_result import read_placement
 

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partita import files
-from partita.cli.base import Output, OutputFile, common_options, output_option, refuse_twice
+from partita.cli.base import (
+    PAGE,
+    Output,
+    OutputFile,
+    common_options,
+    output_option,
+    refuse_twice,
+)
 from partita.cli.schedule_order import (
     GivenOrder,
     is_plan,
@@ -53,6 +60,9 @@ FIGURES = {
     "--delay": "delay",
 }
 SHARED = ("--shared-forward-span", "--shared-backward-span", "--shared-memory")
+WRITTEN = {  # endings of what is written, by option
+    "save": (".json",), "csv": (".csv",), "svg": (".svg",), "trace": (".json",), "page": PAGE,
+}  # fmt: skip
 ENDINGS = {
     Status.OPTIMAL: "proven optimal",
     Status.FEASIBLE: "not proven optimal",
@@ -177,6 +187,8 @@ def command(
     }  # fmt: skip
     targets = {n: OutputFile(Path(path), force) for n, path in wanted.items() if path is not None}
     refuse_twice(output, *targets.values())
+    for name, target in targets.items():
+        target.ending(WRITTEN[name])
     given = {flag: figures[flag[2:].replace("-", "_")] for flag in FIGURES}
     given = {flag: value for flag, value in given.items() if value is not None}
     if devices is not None:

@@ -44,6 +44,8 @@ def command(
 
     start = time.perf_counter()
     output = None if page is None else OutputFile(Path(page), force)
+    if output is not None:
+        output.check_page()
     if rows is None:
         raise InputError(
             "no file with measured runs is given and none comes with partita",
