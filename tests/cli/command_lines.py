@@ -189,7 +189,8 @@ BAD: list[str] = [
     "partition alexnet -c 2xA100 -o {folder}/plan.png", "place alexnet -c malvik -o {folder}/p.pdf",
     "schedule vshape --devices 2 --microbatches 2 -o {folder}/s.csv",
     *(f"schedule vshape --devices 2 --microbatches 2 {words}" for words in (
-        "--page {folder}/p.txt", "--svg {folder}/s.json", "--csv {folder}/s", "--trace {folder}/t.svg",
+        "--page {folder}/p.txt", "--svg {folder}/s.json", "--csv {folder}/s",
+        "--trace {folder}/t.svg",
     )),
     "place alexnet -c malvik --page {folder}/p.txt",
     "validate {data}/validate/rows.json --page {folder}/p.svg",
