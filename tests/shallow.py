@@ -5,6 +5,6 @@ They are as wide as the real ones and take a fraction of the time; `f"{GPT2}@64"
 
 from pathlib import Path
 
-_FOLDER = Path(__file__).parent / "data" / "hf"
+_FOLDER = Path(__file__).parent / "data" / "shallow"
 GPT2 = f"{_FOLDER / 'gpt2-two-layers.json'}"
 T5 = f"{_FOLDER / 't5-two-layers.json'}"
