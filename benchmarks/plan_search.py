@@ -166,7 +166,7 @@ def main() -> None:
     else:
         cases = [tuple(options.case)] if options.case else LARGE if options.large else CASES
         header = (
-            "model", "machine", "batch", "plan", "step", "of peak", "gap", "search", "first",
+            "model", "machine", "batch", "plan", "step", "MFU", "gap", "search", "first",
         )  # fmt: skip
         rows = [row(m, c, int(b), options.time_limit) for m, c, b in cases]
     print(units.table(header, rows))

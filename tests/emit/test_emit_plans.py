@@ -20,6 +20,7 @@ from partita.zoo import build
 from tests.emit.plans import plan_in_parts
 from tests.emit.test_emit_source import assert_only_expected_names
 from tests.emit.transparency import assert_ruff_has_nothing_to_say, same
+from tests.shallow import GPT2
 from tests.zoo.hf_tiny import tiny
 
 SMALL = {"batch": 2, "training": False}
@@ -60,7 +61,7 @@ def test_ops_are_in_the_stages_of_the_plan():
 
 
 def test_the_modules_of_the_zoo_are_classes_and_its_inputs_have_names():
-    source = emit_plan(plan_in_parts("gpt2@64", 2, batch=2, training=False)).source
+    source = emit_plan(plan_in_parts(f"{GPT2}@64", 2, batch=2, training=False)).source
     for text in ("class Attn(", "class Mlp(", "class HBlock(", "def run_stages(", "input_ids"):
         assert text in source
     assert source.count("F.scaled_dot_product_attention") <= 2  # once, and where a block is cut
