@@ -12,7 +12,7 @@ from partita.costs.sharding import dims_of
 from partita.engine import run
 from partita.errors import GraphError, PlanError
 from partita.graph import GraphBuilder, training_graph
-from partita.lower import drawn_devices
+from partita.lower import representative_devices
 from partita.lower.ops import lower_stage
 from partita.meaning import Purpose
 from partita.plans import Axis, Mesh, OpSplit, Stage
@@ -186,7 +186,7 @@ class TestDrawing:
     def test_many_devices_are_drawn_once_per_kind(self):
         mixed = resolve("16xV100+16xP100")
         mesh = Mesh((Axis("x", 32),), tuple(range(32)))
-        assert drawn_devices(Stage("model", mesh, ()), mixed) == (0, 16)
+        assert representative_devices(Stage("model", mesh, ()), mixed) == (0, 16)
 
     @pytest.mark.parametrize("splits", [BATCH, MEGATRON, {}], ids=["data", "tensor", "none"])
     def test_one_device_tells_the_time_of_all(self, splits):

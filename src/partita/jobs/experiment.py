@@ -408,8 +408,8 @@ def _run(
     assert case.subject is not None
     settings = Settings(
         method=search, semantics=experiment.semantics, batches=case.batches,
-        in_flight=case.in_flight, pinned=_wishes(experiment.pin, "pin"),
-        forbidden=_wishes(experiment.forbid, "forbid"),
+        in_flight=case.in_flight, pinned=_constraints(experiment.pin, "pin"),
+        forbidden=_constraints(experiment.forbid, "forbid"),
         colocated=[group.split(",") for group in experiment.colocate],
         max_devices=experiment.max_devices, stop=stop, seed=seed,
     )  # fmt: skip
@@ -475,7 +475,7 @@ def _history(steps: tuple[Improvement, ...], unit: float) -> tuple[tuple[float, 
     )
 
 
-def _wishes(texts: tuple[str, ...], field: str) -> list[tuple[str, str]]:
+def _constraints(texts: tuple[str, ...], field: str) -> list[tuple[str, str]]:
     constraints = []
     for text in texts:
         pattern, equals, device = text.rpartition("=")

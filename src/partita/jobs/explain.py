@@ -42,7 +42,7 @@ from partita.graph.record import Graph, Op
 from partita.graph.splits import REPLICATE, communication, input_placement, output_placement
 from partita.jobs.check_plan import refuse_wrong_decisions
 from partita.jobs.simulate import Simulation
-from partita.lower import drawn_devices, first_of_kinds
+from partita.lower import first_of_kinds, representative_devices
 from partita.lower.pieces import homes, piece
 from partita.plans import ZERO_STAGES, Mesh, Plan, Stage, device_groups, group_devices
 from partita.problems.sharding import ShardingProblem
@@ -375,7 +375,10 @@ def memory_account(simulation: Simulation) -> MemoryAccount:
 def memory_places(simulation: Simulation) -> list[tuple[tuple[int, ...], int]]:
     """For each memory of the program the stages it holds, and a device it stands for."""
     if not simulation.is_pipelined:
-        return [((0,), device) for device in drawn_devices(simulation.stage, simulation.cluster)]
+        return [
+            ((0,), device)
+            for device in representative_devices(simulation.stage, simulation.cluster)
+        ]
     return [
         (members, device)
         for members, devices in zip(

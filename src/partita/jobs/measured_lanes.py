@@ -15,7 +15,7 @@ import numpy as np
 from partita.jobs.run_trace import RankTrace, TaskTime
 from partita.jobs.simulate import Simulation
 from partita.jobs.trace_match import containers, quicker_half, step_lengths
-from partita.lower import drawn_devices
+from partita.lower import representative_devices
 from partita.meaning import Phase, Purpose
 from partita.plans import Plan, device_groups
 from partita.program import F64, I8, Kind
@@ -73,7 +73,7 @@ def _lanes(simulation: Simulation) -> dict[int, int]:
             for lane, members in enumerate(device_groups(simulation.stages))
             for device in simulation.stages[members[0]].mesh.devices
         }
-    drawn = drawn_devices(simulation.stage, simulation.cluster)
+    drawn = representative_devices(simulation.stage, simulation.cluster)
     kinds = {simulation.cluster.devices[device].kind: lane for lane, device in enumerate(drawn)}
     lanes = {
         device: kinds.get(simulation.cluster.devices[device].kind, 0)

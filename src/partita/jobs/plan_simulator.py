@@ -32,7 +32,7 @@ from partita.jobs.simulate import (
     simulate_stages,
 )
 from partita.jobs.workload import Workload, cluster_ref
-from partita.lower import MAX_DRAWN, Memo
+from partita.lower import MAX_REPRESENTATIVES, Memo
 from partita.plans import (
     ZERO_STAGES,
     Alternative,
@@ -226,7 +226,7 @@ class Simulator:
                 stages,
                 schedule,
                 self.memo,
-                most_devices=1 if quick else MAX_DRAWN,
+                most_devices=1 if quick else MAX_REPRESENTATIVES,
                 quick=quick,
             ).capped(self.max_memory),
         )

@@ -39,7 +39,7 @@ from partita.jobs.check_plan import refuse_wrong_decisions
 from partita.jobs.forecast import forecast_model
 from partita.jobs.idle import idle_account
 from partita.jobs.workload import Workload, load, load_cluster, load_model
-from partita.lower import MAX_DRAWN, Lowered, Memo, lower_plan
+from partita.lower import MAX_REPRESENTATIVES, Lowered, Memo, lower_plan
 from partita.plans import (
     Alternative,
     Axis,
@@ -148,7 +148,7 @@ class Simulation:
         One stage that runs once is lowered op by op in any case: that is not done again where more
         devices than are drawn would change nothing.
         """
-        if runs_once(self.stages, self.schedule) and self.num_devices > MAX_DRAWN:
+        if runs_once(self.stages, self.schedule) and self.num_devices > MAX_REPRESENTATIVES:
             check_meaning(self.timeline.program, self.workload.graph, self.decided, self.schedule)
             return self
         memo = None if known is None else Memo(known.collectives, graphs=known.graphs)
@@ -442,7 +442,7 @@ def simulate_stages(
     stages: tuple[Stage, ...],
     schedule: Schedule,
     memo: Memo | None = None,
-    most_devices: int = MAX_DRAWN,
+    most_devices: int = MAX_REPRESENTATIVES,
     *,
     quick: bool = False,
 ) -> Simulation:
@@ -487,7 +487,7 @@ def simulate_stage(
     workload: Workload,
     cluster: Cluster,
     stage: Stage,
-    most_devices: int = MAX_DRAWN,
+    most_devices: int = MAX_REPRESENTATIVES,
     collectives: Collectives | None = None,
 ) -> Simulation:
     """Simulate one stage that holds the whole model and runs it once.

@@ -13,8 +13,15 @@ orders     which block a group of devices runs next, also where several groups r
 pipeline   any plan; with many stages and micro-batches a task per block and micro-batch
 """
 
-from partita.lower.context import MAX_DRAWN, drawn_devices, first_of_kinds
+from partita.lower.context import MAX_REPRESENTATIVES, first_of_kinds, representative_devices
 from partita.lower.known import Memo
 from partita.lower.pipeline import Lowered, lower_plan
 
-__all__ = ["MAX_DRAWN", "Lowered", "Memo", "drawn_devices", "first_of_kinds", "lower_plan"]
+__all__ = [
+    "MAX_REPRESENTATIVES",
+    "Lowered",
+    "Memo",
+    "first_of_kinds",
+    "lower_plan",
+    "representative_devices",
+]

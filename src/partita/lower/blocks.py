@@ -18,7 +18,7 @@ from partita.cluster import Cluster
 from partita.costs.collectives import Collectives
 from partita.costs.memory import workspace_bytes
 from partita.graph.record import Op
-from partita.lower.context import Context, context_of, drawn_devices
+from partita.lower.context import Context, context_of, representative_devices
 from partita.lower.ops import Collect, Received, network_order, run_ops, settle, settle_outputs
 from partita.lower.parameters import (
     SHARDED_GRADIENTS,
@@ -107,7 +107,7 @@ def stage_bodies(
 ) -> StageBodies:  # fmt: skip
     """The blocks of a stage together with the programs they were read off."""
     local = part.local(stage)
-    devices = drawn_devices(local, cluster, 1)
+    devices = representative_devices(local, cluster, 1)
     context = context_of(local, part.graph, cluster, devices, collectives, number, part, execution)
     recorded = (None, None) if stage.overlap is None else (stage.overlap.order, stage.overlap.last)
     w = Writer(context, network_order(stage, recorded[0], len(devices)))

@@ -12,7 +12,7 @@ from partita.graph.splits import check_split
 from partita.lower.pieces import StageGraph
 from partita.plans import Axis, Stage
 
-MAX_DRAWN = 16
+MAX_REPRESENTATIVES = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +129,9 @@ def _bundles(stage: Stage) -> dict[str, int]:
     return bundle_of
 
 
-def drawn_devices(stage: Stage, cluster: Cluster, most_devices: int = MAX_DRAWN) -> tuple[int, ...]:
+def representative_devices(
+    stage: Stage, cluster: Cluster, most_devices: int = MAX_REPRESENTATIVES
+) -> tuple[int, ...]:
     """The representative ranks, which get lanes of their own: all, or the first of each kind.
 
     Ranks of one kind do the same; beyond `most_devices` one of each stands for all of them, while

@@ -24,7 +24,7 @@ from partita.graph.chain import Repeat, longest_repeat
 from partita.graph.rebatch import batch_of, rebatch
 from partita.graph.record import Graph, Op
 from partita.lower.blocks import BlockPhase, Blocks, Run, StageBodies, stage_blocks
-from partita.lower.context import drawn_devices
+from partita.lower.context import representative_devices
 from partita.lower.pieces import WHOLE, Homes, Shorter, StageGraph, piece, shortened
 from partita.meaning import Value, Work, label
 from partita.plans import Mesh, Stage
@@ -180,7 +180,7 @@ def known_blocks(
     apart: bool,
 ) -> Blocks:  # fmt: skip
     """The blocks of the `number`-th stage."""
-    drawn = drawn_devices(stage, cluster, 1)
+    drawn = representative_devices(stage, cluster, 1)
     # Of heterogeneous devices now one is the last to be done and now another, which makes no line.
     short = None if len(drawn) > 1 else _shorter(graph, stage, number, where, memo)
     if short is None:

@@ -24,7 +24,7 @@ from partita.graph.loops import loop_nest
 from partita.graph.record import Call, Graph, Op, dtype_bytes
 from partita.graph.splits import PARTIAL, REPLICATE, communication, placements
 from partita.graph.work import VIEWS, passes_through
-from partita.lower.context import MAX_DRAWN, context_of, drawn_devices
+from partita.lower.context import MAX_REPRESENTATIVES, context_of, representative_devices
 from partita.lower.parameters import (
     ask_for,
     bundles,
@@ -423,12 +423,12 @@ def lower_stage(
     stage: Stage,
     graph: Graph,
     cluster: Cluster,
-    most_devices: int = MAX_DRAWN,
+    most_devices: int = MAX_REPRESENTATIVES,
     collectives: Collectives | None = None,
     execution: str = "graph",
 ) -> LoweredStage:
     """The program of a stage that holds the whole model and runs it once."""
-    devices = drawn_devices(stage, cluster, most_devices)
+    devices = representative_devices(stage, cluster, most_devices)
     times = collectives or Collectives(cluster)
     part = None
     local, num_forward = stage, sum(op.phase == "forward" for op in graph.ops)

@@ -29,7 +29,7 @@ from partita.costs.roofline import OpCost, Split
 from partita.errors import PlanError
 from partita.graph.record import Graph
 from partita.lower.blocks import Blocks, Run, StageBodies, stage_bodies
-from partita.lower.context import MAX_DRAWN, first_of_kinds
+from partita.lower.context import MAX_REPRESENTATIVES, first_of_kinds
 from partita.lower.known import (
     Memo,
     known_blocks,
@@ -77,7 +77,7 @@ def lower_plan(
     memo: Memo | None = None,
     *,
     quick: bool = False,
-    most_devices: int = MAX_DRAWN,
+    most_devices: int = MAX_REPRESENTATIVES,
     execution: str = "graph",
 ) -> Lowered:
     """The program of a plan; `run` is the engine's, by which blocks are timed."""
