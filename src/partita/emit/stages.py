@@ -30,7 +30,7 @@ from partita.emit.helpers import helpers, imports, stage_base
 from partita.emit.names import unused, variable
 from partita.emit.recompute import RecomputedNodes, in_pieces, words
 from partita.emit.steps import EmittedValue, Steps, read_steps
-from partita.emit.symbolic import Recaptured, planned_for, symbolic
+from partita.emit.symbolic import Recaptured, planned_for, symbolic, tables_unknown
 from partita.emit.text import docstring, quoted, statement
 from partita.errors import PlanError
 from partita.units import count
@@ -72,10 +72,10 @@ class Emitted:
 
 def same_code(one: Emitted, other: Emitted) -> bool:
     """Are two the same, but for the sizes that they say they were planned for?"""
-    plain = [
-        replace(each, source=each.source.replace(planned_for(each.sizes), "", 1), sizes={})
-        for each in (one, other)
-    ]
+    plain = []
+    for each in (one, other):
+        said = "\n".join(docstring(["", planned_for(each.sizes)], 0)[1:-1])  # in lines, if long
+        plain.append(replace(each, source=each.source.replace(said, "", 1), sizes={}))
     return plain[0] == plain[1]
 
 
@@ -242,6 +242,7 @@ class _Emission:
         ]
         if self.followed:
             doc.append(planned_for(self.followed))
+            doc += filter(None, [tables_unknown(self.followed)])
         if self.fixed:
             doc.append(f"It is for {' and '.join(self.fixed)} alone.")
         return docstring(doc, 0)
