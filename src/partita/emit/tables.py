@@ -2,7 +2,7 @@
 
 A table that the model holds has so many rows. Where they are read by the numbers from 0 to a size
 (an `arange`, maybe with a constant added), or sliced to it, that size reaches no further; captures
-do not tell, as reading beyond a table is no mistake before the code runs. Where rows are found in
+do not tell, as reading beyond a table is no mistake before the code runs. Where rows are counted in
 another way from as many numbers (clamped distances, running sums of a mask), nothing is known.
 """
 
@@ -21,18 +21,18 @@ _HELD = ("parameter", "buffer", "constant")
 
 
 @dataclass(frozen=True)
-class Reach:
+class TableReach:
     """The most of each size, and the sizes of which tables may take less than anything says."""
 
     most: Mapping[str, int]
     unknown: frozenset[str]
 
 
-def reach_of(record: TorchProgram) -> Reach:
+def reach_of(record: TorchProgram) -> TableReach:
     """What the tables of a program take whose numbers are sizes where they follow one."""
     most: dict[str, int] = {}
     unknown: set[str] = set()
-    rows = _Rows(record)
+    rows = _TableReads(record)
     for node in record.nodes:
         for size, count, added in rows.read_by(node):
             if size is None:
@@ -41,10 +41,10 @@ def reach_of(record: TorchProgram) -> Reach:
             (symbol,) = size.symbols
             reach = (count - size.more - added) // size.factor
             most[symbol] = min(reach, most.get(symbol, reach))
-    return Reach(most, frozenset(unknown - most.keys()))
+    return TableReach(most, frozenset(unknown - most.keys()))
 
 
-class _Rows:
+class _TableReads:
     """Which rows of tables the nodes of a program read."""
 
     def __init__(self, record: TorchProgram) -> None:
@@ -65,9 +65,9 @@ class _Rows:
             shape = self._held(arguments["weight"])
             if shape is None or isinstance(shape[0], Size):
                 return
-            found = self._numbers(arguments["indices"])
-            if found is not None:
-                size, added = found
+            counted = self._numbers(arguments["indices"])
+            if counted is not None:
+                size, added = counted
                 yield (size if len(size.symbols) == 1 else None), shape[0], added
             elif self.made_of(node):
                 yield None, shape[0], 0
