@@ -2,7 +2,7 @@
 
 A table that the model holds has so many rows. Where they are read by the numbers from 0 to a size
 (an `arange`, maybe with a constant added), or sliced to it, that size reaches no further; captures
-do not tell, as reading beyond a table is no mistake before the code runs. Where rows are counted in
+do not tell, as reading beyond a table is no mistake before the code runs. Where rows are chosen in
 another way from as many numbers (clamped distances, running sums of a mask), nothing is known.
 """
 
