@@ -56,7 +56,11 @@ def test_the_page_and_exprimos_own_solution_are_written(run, tmp_path):
     assert again.exit_code == 0
 
 
-def test_only_exprimos_networks_can_be_written_as_such(run, tmp_path):
+def test_only_exprimos_networks_can_be_written_as_such(run, tmp_path, monkeypatch):
+    def searched(*_, **__):
+        raise AssertionError("searched for what cannot be written")
+
+    monkeypatch.setattr("partita.jobs.place.place", searched)
     words = ("place", "alexnet", "-c", "malvik", *QUICK, "--net", str(tmp_path / "n.json"))
     result = run(*words)
     assert result.exit_code == 2

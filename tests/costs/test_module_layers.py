@@ -40,3 +40,16 @@ def test_layers_are_stretches_of_the_models_order() -> None:
     graph = decoder(5)
     names = [name for layer in layers_of(graph, 3) for name in layer]
     assert names == [op.name for op in graph.ops]
+
+
+def test_a_block_that_only_holds_a_list_is_no_list() -> None:
+    """As those of T5: the sublayers add to the stream themselves."""
+    g = GraphBuilder("blocks")
+    x = g.input("x", (32, 64))
+    for number in range(6):
+        for sublayer in range(2):
+            with g.scope(f"block.{number}.layer.{sublayer}"):
+                y = g.linear(g.relu(g.linear(x, 256, "up")), 64, "down")
+                x = g.add(x, y)
+    layers = layers_of(g.finish(x), 4)  # a block takes two thirds of a device's share
+    assert [names[0] for names in layers] == [f"block.{i}.layer.0.up" for i in range(6)]

@@ -1,5 +1,7 @@
 """Emitted code takes another batch and another length where the model does."""
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("torch")
@@ -8,10 +10,13 @@ import torch
 from torch import nn
 
 from partita.capture import export_module
-from partita.emit.plans import recaptured_module, written_alike
-from partita.emit.stages import emit
-from partita.emit.symbolic import Size
+from partita.emit.plans import capture_reference, recaptured_module, written_alike
+from partita.emit.size import Size
+from partita.emit.stages import emit, same_code
+from partita.emit.symbolic import Recaptured, planned_for, symbolic
+from partita.emit.text import docstring
 from partita.run.sequential import load_source
+from partita.zoo import build
 
 
 class Attends(nn.Module):
@@ -238,3 +243,90 @@ class Lifted(Attends):
 )
 def test_sizes_that_take_other_steps_are_not_promised(kind, head):
     assert head in emitted(kind().eval(), (torch.randint(0, 20, (4, 6)),), cut=-3)
+
+
+class Placed(Attends):
+    """Rows of a table for each place, none of which says how long texts may be."""
+
+    def __init__(self):
+        super().__init__()
+        self.places = nn.Embedding(16, 8)
+
+    def rows(self, ids):
+        return torch.arange(ids.shape[1])[None]
+
+    def forward(self, ids):
+        return super().forward(ids) + self.places(self.rows(ids))
+
+
+class Offset(Placed):
+    """Two rows are for something else."""
+
+    def rows(self, ids):
+        return torch.arange(ids.shape[1]).expand(ids.shape) + 2
+
+
+class Kept(Placed):
+    """Numbers of rows that the module holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("numbers", torch.arange(12)[None], persistent=False)
+
+    def rows(self, ids):
+        return self.numbers[:, : ids.shape[1]]
+
+
+class Summed(Placed):
+    """Places are counted: as many as there are words."""
+
+    def rows(self, ids):
+        return (ids > 0).long().cumsum(1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "most"),
+    [
+        (Placed, "and a length from 2 to 16.", 16),
+        (Offset, "and a length from 2 to 14.", 14),
+        (Kept, "and a length from 2 to 12.", 12),
+        (Summed, "a length from 2 up.\nIts tables may reach less far in length.", None),
+    ],
+)
+def test_tables_of_positions_say_how_long_texts_may_be(kind, head, most):
+    module = kind().eval()
+    source = emitted(module, (torch.randint(0, 20, (4, 6)),))
+    assert head in source
+    if most is None:
+        return
+    code = load_source(source)
+    stages = code.build_stages(module.state_dict())
+    ids = torch.randint(0, 20, (3, most))
+    assert torch.equal(code.run_stages(stages, ids), module(ids))
+    with pytest.raises((IndexError, RuntimeError)):
+        code.run_stages(stages, torch.randint(0, 20, (3, most + 1)))
+
+
+def test_the_code_of_a_zoos_model_says_how_long_its_texts_may_be():
+    def recorded(batch, length):
+        return capture_reference(build(f"gpt2@{length}", batch=batch, loss=False), False)[0].record
+
+    others = {
+        "batch": Recaptured(recorded(4, 8), 2, 4),
+        "length": Recaptured(recorded(2, 4), 8, 4),
+    }
+    limited = symbolic(recorded(2, 8), others)[1]
+    assert (limited["length"].most, limited["batch"].most) == (1024, None)
+
+
+def test_code_is_the_same_whatever_it_was_planned_for_though_that_takes_two_lines():
+    module, ids = Placed().eval(), torch.randint(0, 20, (4, 6))
+    captured = export_module(module, (ids,), {})
+    others = recaptured_module(module, captured.record, (ids,), {}, 4)
+    stage_of = {op.name: 0 for op in captured.graph.ops}
+    one = emit(captured, stage_of, others=others)
+    longer = {name: replace(each, before=10**20) for name, each in one.sizes.items()}
+    said = [planned_for(sizes) for sizes in (one.sizes, longer)]
+    source = one.source.replace(said[0], "\n".join(docstring(["", said[1]], 0)[1:-1]))
+    assert said[1] not in source  # it was wrapped
+    assert same_code(one, replace(one, source=source, sizes=longer))

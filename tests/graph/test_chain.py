@@ -146,3 +146,38 @@ def test_modules_beside_the_layers_are_whole_as_well():
         for op in graph.ops
     ))  # fmt: skip
     assert "tower" not in inside_blocks(wide).values()  # most of the model
+
+
+def _graph_of(*modules):
+    """A chain of ops, each in the module of that name."""
+    g = GraphBuilder("model")
+    x = g.input("x", (4, 8))
+    for i in range(len(modules)):
+        x = g.relu(x, name=f"op{i}")
+    graph = g.finish(x)
+    ops = zip(graph.ops, modules, strict=True)
+    return replace(graph, ops=tuple(replace(op, scope=module) for op, module in ops))
+
+
+@pytest.mark.parametrize(
+    ("name", "inner", "count", "whole"),
+    [
+        ("block{}", ("a", "b", "act"), 4, "block{}"),
+        ("net.down{}", ("conv.0", "conv.1", "conv.2"), 3, "net.down{}"),
+        ("layer{}", ("0.a", "0.b", "1.a", "1.b"), 4, "layer{}.0"),
+        ("tower{}", ("a", "b"), 2, "tower{}.a"),  # two are no row
+        ("conv{}", ("",), 6, "conv{}"),
+    ],
+)
+def test_modules_numbered_by_their_names_are_blocks(name, inner, count, whole):
+    modules = [
+        f"{name.format(i + 1)}.{part}".rstrip(".")
+        for i in range(count)
+        for part in inner
+        for _ in range(2)
+    ]
+    blocks = set(inside_blocks(_graph_of("stem", *modules, "head")).values())
+    assert {whole.format(i + 1) for i in range(count)} <= blocks
+    outer = whole.format(1).rpartition(".")[0]
+    assert not outer or outer not in blocks
+    assert not any(block.startswith(f"{whole.format(1)}.") for block in blocks)

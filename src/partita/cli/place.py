@@ -87,7 +87,10 @@ def command(
     refuse_twice(output, drawn, filled)
     if drawn is not None:
         drawn.check_page()
-    if _is_placement(model):
+    is_written = _is_placement(model)
+    if filled is not None and not is_written:
+        _check_network(model)
+    if is_written:
         from partita.jobs.place_result import read_placement
 
         placed = place_again(read_placement(model))
@@ -123,6 +126,19 @@ def _is_placement(model: str) -> bool:
     return isinstance(file_format, str) and file_format.startswith("partita/placement@")
 
 
+def _check_network(model: str) -> None:
+    """Refuse, before anything is searched, what --net cannot write."""
+    from partita.jobs.place_subject import is_exprimo_network
+
+    missing = model.lower().endswith(".json") and not Path(model).is_file()
+    if not missing and not is_exprimo_network(model):  # who reads what is missing says so
+        raise _no_network(model)
+
+
+def _no_network(model: str) -> InputError:
+    return InputError(f"{model} is no network of Exprimo's", fix="use -o instead", field="--net")
+
+
 def _write_more(
     model: str, placed: "Placed", drawn: OutputFile | None, filled: OutputFile | None, out: Output
 ) -> None:
@@ -136,9 +152,7 @@ def _write_more(
 
         spec = placed.subject.workload.spec
         if placed.subject.network is None:
-            raise InputError(
-                f"{model} is no network of Exprimo's", fix="use -o instead", field="--net"
-            )
+            raise _no_network(model)
         out.save(
             filled,
             lambda: encode_json(with_devices(decode_json(read_bytes(spec)), placed.devices())),

@@ -1,8 +1,9 @@
 """Layers for cuts that people would make: a model's modules, whole where that is possible.
 
 Modules are opened from the top: one that takes more than a device's share of the step is taken as
-what is in it, a mere list of modules (no ops of its own) as soon as it takes half of that. So the
-blocks of a transformer stay whole unless one alone is too much for a device. What an opened module
+what is in it, a mere list of modules (no ops of its own) as soon as it takes half of that. A
+numbered module that holds no numbered ones is no list but a block. So the blocks of a transformer
+stay whole unless one alone is too much for a device. What an opened module
 computes itself, and what costs next to nothing, goes with what runs before it.
 
 A layer is a range of the model's own order, so that no two wait for each other, whatever is cut.
@@ -54,16 +55,23 @@ def _forward_seconds(model: PlacementModel) -> dict[str, float]:
 def _opened(forward: Sequence[Op], seconds: dict[str, float], share_s: float) -> set[str]:
     """The modules that are taken as what is in them; the model itself (``) always is."""
     within: dict[str, float] = defaultdict(float)
-    own = {op.scope for op in forward}
+    whole = {op.scope for op in forward}
+    paths = {module for op in forward for module in _path(op.scope)}
+    lists = {module.rpartition(".")[0] for module in paths if _is_numbered(module)}
+    whole.update(module for module in paths - lists if _is_numbered(module))
     for op in forward:
         for module in _path(op.scope):
             within[module] += seconds[op.name]
     opened = {""}
     for module in sorted(within):  # each after those that it is in
-        limit = (1.0 if module in own else LIST_SHARE) * share_s
+        limit = (1.0 if module in whole else LIST_SHARE) * share_s
         if within[module] > limit * _ROUNDING and module.rpartition(".")[0] in opened:
             opened.add(module)
     return opened
+
+
+def _is_numbered(module: str) -> bool:
+    return module.rpartition(".")[2].isdecimal()
 
 
 def _path(scope: str) -> Iterator[str]:

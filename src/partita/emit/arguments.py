@@ -4,8 +4,8 @@ from typing import Any, Protocol
 
 import torch
 
+from partita.emit.size import Size
 from partita.emit.steps import EmittedValue, OpStep, values_in
-from partita.emit.symbolic import Size
 from partita.emit.text import Bracket, Expr, literal
 
 _PER_SPACE = ("kernel_size", "stride", "padding", "dilation", "output_padding", "output_size")

@@ -15,8 +15,8 @@ from partita.emit.calls import CheckpointSegment, Item, ModuleCall, is_again, re
 from partita.emit.names import unused, variable
 from partita.emit.naming import CHAINED, MOST_FOLDED, Naming, has_role, made_up, outs_of
 from partita.emit.ops import written
+from partita.emit.size import Size
 from partita.emit.steps import SHAPE_OPS, EmittedValue, OpStep
-from partita.emit.symbolic import Size
 from partita.emit.text import Bracket, Expr, call, returned, statement, without_parentheses
 
 _METHODS = SHAPE_OPS - {"clone"} | {"mean", "sum", "masked_fill"}

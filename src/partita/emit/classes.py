@@ -18,8 +18,8 @@ from partita.emit.holding import Holding
 from partita.emit.layers import RecurrentCall, layer, recurrent, sequence
 from partita.emit.names import POOL, unused, variable
 from partita.emit.naming import argument_name
+from partita.emit.size import Size
 from partita.emit.steps import EmittedValue, OpStep
-from partita.emit.symbolic import Size
 from partita.emit.text import Bracket, Expr
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from partita.capture.torch_program import replaced
+from partita.emit.size import Size
 from partita.emit.steps import EmittedValue, OpStep, Steps, values_in
-from partita.emit.symbolic import Size
 from partita.errors import PlanError
 from partita.problems.dag import sorted_or_cycle
 

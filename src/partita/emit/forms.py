@@ -10,8 +10,8 @@ import torch
 
 from partita.emit.arguments import Written
 from partita.emit.constants import tensor_literal
+from partita.emit.size import Size
 from partita.emit.steps import EmittedValue
-from partita.emit.symbolic import Size
 from partita.emit.text import Expr, call, literal
 
 MAX_INDEX = 2**63 - 1

@@ -30,7 +30,7 @@ from partita.emit.helpers import helpers, imports, stage_base
 from partita.emit.names import unused, variable
 from partita.emit.recompute import RecomputedNodes, in_pieces, words
 from partita.emit.steps import EmittedValue, Steps, read_steps
-from partita.emit.symbolic import Recaptured, planned_for, symbolic
+from partita.emit.symbolic import Recaptured, planned_for, symbolic, tables_unknown
 from partita.emit.text import docstring, quoted, statement
 from partita.errors import PlanError
 from partita.units import count
@@ -72,10 +72,10 @@ class Emitted:
 
 def same_code(one: Emitted, other: Emitted) -> bool:
     """Are two the same, but for the sizes that they say they were planned for?"""
-    plain = [
-        replace(each, source=each.source.replace(planned_for(each.sizes), "", 1), sizes={})
-        for each in (one, other)
-    ]
+    plain = []
+    for each in (one, other):
+        said = "\n".join(docstring(["", planned_for(each.sizes)], 0)[1:-1])  # in lines, if long
+        plain.append(replace(each, source=each.source.replace(said, "", 1), sizes={}))
     return plain[0] == plain[1]
 
 
@@ -242,6 +242,7 @@ class _Emission:
         ]
         if self.followed:
             doc.append(planned_for(self.followed))
+            doc += filter(None, [tables_unknown(self.followed)])
         if self.fixed:
             doc.append(f"It is for {' and '.join(self.fixed)} alone.")
         return docstring(doc, 0)
@@ -281,16 +282,55 @@ def _wire_names(model: Steps, stages: list[StageSteps]) -> dict[EmittedValue, st
     for value, name in zip(model.inputs, model.input_names, strict=True):
         if isinstance(value, EmittedValue):
             wire_names[value] = unused(variable(name), wire_names.values())
-    for value in (value for stage in stages for value in stage.gives):
+    given = list(dict.fromkeys(value for stage in stages for value in stage.gives))
+    apart = _told_apart(given)
+    last = _last_module(stages)
+    for value in given:
         if value not in wire_names:
             origin = value.names[0] if value.is_state else value.scope or value.label
-            short = itertools.dropwhile(str.isdigit, _telling(origin.split("."))[-3:])
-            name = variable("_".join(short), "value")
+            name = variable("_".join(_short(origin)), "value")
             told = variable(value.word) if value.word else name
-            if name in wire_names.values() or not (value.is_state or value.scope):
+            own = name in wire_names.values() or not (value.is_state or value.scope)
+            if own or value in apart:
                 name = told
+                if not value.scope and name in wire_names.values() and value in last:
+                    name = variable("_".join(["after", *_short(last[value])]))
             wire_names[value] = unused(name, wire_names.values())
     return wire_names
+
+
+def _told_apart(given: Sequence[EmittedValue]) -> set[EmittedValue]:
+    """What one module gives with several others, each called otherwise: `cos` and `sin`."""
+    by_module: dict[str, list[EmittedValue]] = {}
+    for value in given:
+        if value.scope and not value.is_state:
+            by_module.setdefault(value.scope, []).append(value)
+    apart: set[EmittedValue] = set()
+    for values in by_module.values():
+        words = {value.word for value in values}
+        if len(values) > 1 and "" not in words and len(words) == len(values):
+            apart.update(values)
+    return apart
+
+
+def _last_module(stages: Sequence[StageSteps]) -> dict[EmittedValue, str]:
+    """The module, or the numbered block, that ran last before a value was made by none."""
+    last: dict[EmittedValue, str] = {}
+    for stage in stages:
+        module = ""
+        for value in (out for step in stage.steps for out in step.outs if out is not None):
+            if value.scope:
+                parts = value.scope.split(".")
+                ends = (i for i, part in enumerate(parts, 1) if part[-1:].isdigit())
+                module = ".".join(parts[: next(ends, len(parts))])
+            elif module:
+                last[value] = module
+    return last
+
+
+def _short(origin: str) -> list[str]:
+    """The last parts of a path that say something, for a name."""
+    return list(itertools.dropwhile(str.isdigit, _telling(origin.split("."))[-3:]))
 
 
 def _telling(parts: Sequence[str]) -> list[str]:

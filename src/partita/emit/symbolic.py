@@ -16,30 +16,10 @@ from typing import Any
 import torch
 
 from partita.capture.torch_program import TensorSpec, TorchInput, TorchProgram
+from partita.emit.size import Size
+from partita.emit.tables import reach_of
 
 BATCH, LENGTH = "batch", "length"
-
-
-class Size(int):
-    """A size of the captured program, and what it is a multiple of; it counts as its number."""
-
-    symbols: tuple[str, ...]
-    factor: int
-    more: int
-
-    def __new__(cls, value: int, symbols: tuple[str, ...], factor: int, more: int = 0) -> "Size":
-        """The number `value`, which is factor x symbols + more."""
-        size = super().__new__(cls, value)
-        size.symbols, size.factor, size.more = symbols, factor, more
-        return size
-
-    @property
-    def text(self) -> str:
-        """`batch`, `32 * batch`, `length + 1`."""
-        product = " * ".join((*([str(self.factor)] if self.factor != 1 else []), *self.symbols))
-        if not self.more:
-            return product
-        return f"{product} {'+' if self.more > 0 else '-'} {abs(self.more)}"
 
 
 def planned_for(sizes: Mapping[str, "Recaptured"]) -> str:
@@ -54,6 +34,12 @@ def planned_for(sizes: Mapping[str, "Recaptured"]) -> str:
     return f"Planned for {told}; it takes {limits}."
 
 
+def tables_unknown(sizes: Mapping[str, "Recaptured"]) -> str:
+    """`Its tables may reach less far in length.`, where that is not known; else nothing."""
+    unknown = [name for name, size in sizes.items() if size.has_tables]
+    return f"Its tables may reach less far in {' and '.join(unknown)}." if unknown else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Recaptured:
     """The same model with another batch or length, and which of them it is known to take."""
@@ -64,6 +50,7 @@ class Recaptured:
     least: int = 1
     most: int | None = None
     is_open: bool = True  # else nothing is known of others than these two
+    has_tables: bool = False  # are there tables that may take less, nobody knows how much?
 
 
 class _Depends(Exception):  # noqa: N818  never leaves this file: the symbol is given up
@@ -87,10 +74,22 @@ def symbolic(
     }
     while known:
         try:
-            return _merged(record, known), known
+            merged = _merged(record, known)
+            return merged, _within_tables(merged, known)
         except _Depends as error:
             known = {name: other for name, other in known.items() if name not in error.symbols}
     return record, {}
+
+
+def _within_tables(record: TorchProgram, known: Mapping[str, Recaptured]) -> dict[str, Recaptured]:
+    """The same, with the most that the tables of the merged program take."""
+    reach = reach_of(record)
+    within = {}
+    for name, other in known.items():
+        limits = [each for each in (other.most, reach.most.get(name)) if each is not None]
+        unknown = not limits and name in reach.unknown
+        within[name] = replace(other, most=min(limits, default=None), has_tables=unknown)
+    return within
 
 
 def same_steps(one: TorchProgram, other: TorchProgram) -> bool:

@@ -12,7 +12,7 @@ deep model, in which every segment of the model has its like. O(ops) but for the
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from partita.graph.record import Graph, Op, Tensor
@@ -23,6 +23,8 @@ MOST_SEGMENTS = 128
 UNIT_BEYOND = 64  # with more segments than this, a repeated pattern becomes one segment
 LONGEST_PERIOD = 12
 KEPT_RUNS = 3
+LEAST_ROW = 3  # fewer modules numbered by their names are parts, not a row of blocks
+_DIGITS = "0123456789"
 
 
 @dataclass(frozen=True)
@@ -106,17 +108,19 @@ def inside_blocks(graph: Graph) -> dict[str, str]:
 def _block_of(ops: Sequence[Op]) -> Callable[[Op], str]:
     """The module that an op is in as a part of one; none of them is most of the model.
 
-    That is the outermost module of a list. Beside the lists it is the outermost module that holds
-    no more ops than one of those does (embeddings, a final norm, a head), or one without modules.
+    That is the outermost module of a list, or of a row of them as `block1`, `block2`, `block3`.
+    Beside those it is the outermost module that holds no more ops than one of them does
+    (embeddings, a final norm, a head), or one without modules.
     """
     holds: Counter[str] = Counter()
     for op in ops:
         holds.update(_modules(op))
     parents = {each.rpartition(".")[0] for each in holds}
     most = len(ops) / 2
+    rows = _rows(holds, parents)
 
     def listed(op: Op) -> str:
-        numbered = (each for each in _modules(op) if each.rpartition(".")[2].isdecimal())
+        numbered = (each for each in _modules(op) if _is_listed(each) or each in rows)
         return next((each for each in numbered if holds[each] <= most), "")
 
     largest = max((holds[block] for op in ops if (block := listed(op))), default=0)
@@ -126,6 +130,25 @@ def _block_of(ops: Sequence[Op]) -> Callable[[Op], str]:
         return next((one for one in small if holds[one] <= largest or one not in parents), "")
 
     return lambda op: listed(op) or beside(op)
+
+
+def _rows(modules: Iterable[str], parents: Container[str]) -> set[str]:
+    """Modules that are numbered beside each other by their names, and hold no such ones.
+
+    Of `layer1` to `layer4` with `layer1.0` and `layer1.1` inside, the latter are the blocks.
+    """
+    numbered = [each for each in modules if each in parents and each[-1].isdecimal()]
+    stems = Counter(each.rstrip(_DIGITS) for each in numbered)
+    outer = {each[:i] for each in numbered for i, sign in enumerate(each) if sign == "."}
+    return {
+        each for each in numbered
+        if each not in outer and stems[each.rstrip(_DIGITS)] >= LEAST_ROW and not _is_listed(each)
+    }  # fmt: skip
+
+
+def _is_listed(module: str) -> bool:
+    """Is it `layers.3`, of a list of modules?"""
+    return module.rpartition(".")[2].isdecimal()
 
 
 def _modules(op: Op) -> list[str]:

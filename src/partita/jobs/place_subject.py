@@ -89,6 +89,11 @@ def load_subject(
     return Subject(named, subject, spec, network, graph_of_devices)
 
 
+def is_exprimo_network(model: str) -> bool:
+    """Is this the file of a network as Exprimo and Paleo have them?"""
+    return _exprimo_file(model, is_network) is not None
+
+
 def _exprimo_file(given: object, is_one: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
     """The decoded JSON file if it is one of Exprimo's; None for anything else."""
     if not isinstance(given, str) or not given.lower().endswith(".json"):
