@@ -162,7 +162,7 @@ class Noisy(Two):
 
 def test_a_generator_that_the_model_holds_is_refused_with_its_line_and_what_is_advised_works():
     number = Noisy.forward.__code__.co_firstlineno + 2
-    with pytest.raises(partita.CaptureError, match="Generator that the model holds") as why:
+    with pytest.raises(partita.CaptureError, match="draws with a generator of its own") as why:
         partita.pipe(Noisy(), (X,), devices=2)
     assert why.value.file == f"{__file__}:{number}"
     model = Noisy(holds=False)

@@ -184,7 +184,7 @@ class _StepReader:
         line = SourceLine() if reader is None else reader.line
         if isinstance(given.data, torch.Generator):
             return CaptureError(
-                f"`{line.code}` draws with a torch.Generator that the model holds",
+                f"`{line.code}` draws with a generator of its own, which stages would not share",
                 fix="leave the generator out (draws then follow torch.manual_seed), or draw "
                 "outside and pass what is drawn as an argument",
                 file=line.place,
