@@ -313,6 +313,17 @@ class Case:
     model: type = Calls  # of the changed model
 
 
+GENERATOR = torch.Generator()
+
+
+def own_generator(m, x):
+    return m.a(x) * torch.rand(x.shape, generator=GENERATOR)
+
+
+def torch_generator(m, x):
+    return m.a(x) * torch.rand(x.shape)
+
+
 CASES = [
     Case(branch, "torch.where", chosen),
     Case(branch, "decide outside the model and pass the decision", told, (True,)),
@@ -329,6 +340,8 @@ CASES = [
     Case(own_function, "let it take and give tensors, and change none", own_function_anew),
     Case(drops_layer, "choose with torch.where(torch.rand([]", drops_result),
     Case(python_chance, "draw them with torch", torch_chance),
+    Case(own_generator, "leave the generator out", torch_generator),
+    Case(own_generator, "pass what is drawn as an argument", argument, (torch.rand(4, 6),)),
     Case(keeps, "a buffer (register_buffer) and change that in place", keeps_in_buffer),
     Case(changes_mode, "in train() of the model", changes_mode, model=KeepsMode),
     Case(sets_data, "change it in place", sets_in_place),

@@ -8,6 +8,7 @@ from torch import nn  # noqa: E402
 import partita  # noqa: E402
 from partita.capture import capture  # noqa: E402
 from partita.errors import GraphError, PartitaError  # noqa: E402
+from partita.graph import training_graph  # noqa: E402
 from partita.graph.rebatch import batch_dims, rebatch  # noqa: E402
 
 T = torch.Tensor
@@ -80,3 +81,43 @@ def test_such_a_model_is_planned_with_one_micro_batch(caplog):
     assert "mixes samples of the batch" in caplog.text
     with pytest.raises(PartitaError, match="mixes samples of the batch"):
         partita.plan(graph, "2xA100", training=False, pin=("micro-batches=2",))
+
+
+class Bags(nn.Module):
+    """Bags of a flat list that offsets cut, or of rows that are as long, padded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(9, 8, padding_idx=0)
+
+    def forward(self, ids: T, offsets: T | None = None) -> T:
+        return self.bag(ids, offsets)
+
+
+class OffsetsFirst(Bags):
+    def forward(self, offsets: T, ids: T) -> T:
+        return self.bag(ids, offsets)
+
+
+def test_bags_that_offsets_cut_have_no_parts_and_the_rows_that_are_advised_have():
+    flat, offsets = torch.tensor([1, 2, 3, 4, 5, 6]), torch.tensor([0, 1, 3, 5])
+    for module, args in ((Bags(), (flat, offsets)), (OffsetsFirst(), (offsets, flat))):
+        graph = capture(module, args)
+        with pytest.raises(GraphError, match="ids with a row for each bag, padded"):
+            rebatch(graph, len(args[0]) // 2)
+    rows = torch.tensor([[1, 0], [2, 3], [4, 5], [6, 0]])
+    module = Bags()
+    torch.testing.assert_close(module(rows), module(flat, offsets))
+    wanted = capture(module, (rows[:2],))
+    for graph in (capture(module, (rows,)), training_graph(capture(module, (rows,)))):
+        half = {tensor.name: tensor.shape for tensor in rebatch(graph, 2).tensors}
+        assert all(half[tensor.name] == tensor.shape for tensor in wanted.tensors)
+
+
+def test_bags_across_samples_mix_them():
+    class Across(Bags):
+        def forward(self, ids: T) -> T:
+            return self.bag(ids.T)
+
+    with pytest.raises(GraphError, match="mixes samples of the batch"):
+        rebatch(capture(Across(), (torch.ones(4, 3).long(),)), 2)

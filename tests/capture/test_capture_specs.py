@@ -50,6 +50,27 @@ def broken():
 def branches():
     return Branches(), (torch.randn(4, WIDTH),)
 
+class Bags(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bag = torch.nn.EmbeddingBag(20, WIDTH)
+
+    def forward(self, ids, offsets=None):
+        return self.bag(ids, offsets).sum()
+
+class OffsetsFirst(Bags):
+    def forward(self, offsets, ids):
+        return super().forward(ids, offsets)
+
+def bags(batch=4):
+    return Bags(), (torch.zeros(3 * batch).long(), torch.arange(0, 3 * batch, 3))
+
+def offsets_first(batch=4):
+    return OffsetsFirst(), bags(batch)[1][::-1]
+
+def rows_of_bags(batch=4):
+    return Bags(), (torch.zeros(batch, 3).long(),)
+
 example_inputs = (torch.zeros(8, WIDTH),)
 number = 3
 """
@@ -115,6 +136,13 @@ def test_a_plan_finds_a_saved_graph_again(tmp_path, name):
 def test_a_batch_that_the_model_does_not_have_is_refused(file):
     with pytest.raises(ModelError, match="has a batch of 4, not 8; let the function take `batch`"):
         load(f"{file}:scaled", batch=8)
+
+
+def test_bags_of_a_flat_list_have_the_batch_of_their_offsets_where_these_come_first(file):
+    with pytest.raises(ModelError, match=r"batch of 24, not 8; .*EmbeddingBag: the offsets, or"):
+        load(f"{file}:bags", batch=8)
+    for name in ("offsets_first", "rows_of_bags"):
+        assert load(f"{file}:{name}", batch=8).ref().batch == 8
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Training graphs: every parameter gets one gradient, from what was kept of the forward."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 
@@ -233,6 +235,31 @@ def test_a_model_without_parameters_has_nothing_to_train():
     op = Op("y", "elementwise", ("x",), ("y",), (("fn", "relu"),))
     with pytest.raises(GraphError, match="no parameter influences the output 'y'"):
         training_graph(Graph("still", (x, Tensor("y", (2,))), (op,), ("y",)))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "says"),
+    [
+        (("best", "fc0"), "'best' (i64) has none; return what is trained first, the loss or the "
+         "logits: 'fc0', which is output 2 of 2"),
+        (("best",), "'best' (i64) has none; return the loss, or the logits that it is made of"),
+    ],
+)  # fmt: skip
+def test_whole_numbers_given_first_are_refused_with_what_to_return(outputs, says):
+    graph = mlp(1)
+    logits = next(op.outputs[0] for op in graph.ops if op.name == "fc0")
+    best = Tensor("best", (8,), "i64")
+    graph = replace(
+        graph,
+        tensors=(*graph.tensors, best),
+        ops=(*graph.ops, Op("best", "argmax", (logits,), ("best",))),
+        outputs=tuple(logits if name == "fc0" else name for name in outputs),
+    )
+    with pytest.raises(GraphError) as caught:
+        training_graph(graph)
+    assert says in str(caught.value).replace(repr(logits), "'fc0'")
+    if len(outputs) > 1:
+        assert training_graph(replace(graph, outputs=(logits, "best"))).is_training
 
 
 def test_the_forward_part_of_a_training_graph_is_the_graph_it_was_made_from():

@@ -148,3 +148,26 @@ def test_unusual_models_give_what_they_give(case, tmp_path, capsys):
             for a, b in zip(model.parameters(), plain.parameters(), strict=True):
                 torch.testing.assert_close(a.grad, b.grad)
     assert model.training
+
+
+class Noisy(Two):
+    def __init__(self, holds=True):
+        super().__init__()
+        self.draws = torch.Generator() if holds else None
+
+    def forward(self, x):
+        y = self.a(x)
+        return self.b(y + torch.rand(y.shape, generator=self.draws))
+
+
+def test_a_generator_that_the_model_holds_is_refused_with_its_line_and_what_is_advised_works():
+    number = Noisy.forward.__code__.co_firstlineno + 2
+    with pytest.raises(partita.CaptureError, match="draws with a generator of its own") as why:
+        partita.pipe(Noisy(), (X,), devices=2)
+    assert why.value.file == f"{__file__}:{number}"
+    model = Noisy(holds=False)
+    piped = partita.pipe(model, (X,), devices=2)
+    torch.manual_seed(1)
+    wanted = model(X)
+    torch.manual_seed(1)
+    assert torch.equal(piped(X), wanted)

@@ -440,6 +440,7 @@ def test_distributions_are_sampled_from():
     assert_same(piped, plain)
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections")  # PyTorch says it once in a process
 def test_a_projection_of_a_recurrent_layer_is_carried():
     torch.manual_seed(0)
     model = nn.LSTM(6, 8, proj_size=4)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from partita.capture.lines import places_of
+from partita.capture.lines import SourceLine, places_of
 from partita.capture.torch_program import (
     Ref,
     TensorSpec,
@@ -169,10 +169,7 @@ class _StepReader:
 
     def _state(self, given: TorchInput) -> EmittedValue:
         if given.kind not in _HELD:
-            raise CaptureError(
-                f"the model holds {given.target!r}, a {given.kind}",
-                fix="keep parameters, buffers and plain tensors in it",
-            )
+            raise self._refusal(given)
         others = self.names.get(given.target, ())
         return EmittedValue(
             given.name, given.value, given.kind,
@@ -180,6 +177,24 @@ class _StepReader:
             persistent=given.persistent,
             data=given.data,
         )  # fmt: skip
+
+    def _refusal(self, given: TorchInput) -> CaptureError:
+        """What the model holds cannot be written; the line that reads it is to blame."""
+        reader = next((node for node in self.program.nodes if given.name in node.reads), None)
+        line = SourceLine() if reader is None else reader.line
+        if isinstance(given.data, torch.Generator):
+            return CaptureError(
+                f"`{line.code}` draws with a generator of its own, which stages would not share",
+                fix="leave the generator out (draws then follow torch.manual_seed), or draw "
+                "outside and pass what is drawn as an argument",
+                file=line.place,
+            )
+        kind = getattr(given.value, "class_fqn", given.kind)
+        return CaptureError(
+            f"`{line.code}` reads {given.target!r} that the model holds, a {kind}",
+            fix="keep parameters, buffers and plain tensors in it",
+            file=line.place,
+        )
 
     def _known(self, item: Any, scope: str | None = None) -> Any:
         """Arguments with values in place of their names, as an operator in a module reads them.

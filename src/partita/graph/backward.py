@@ -172,9 +172,7 @@ class _Differentiation:
     def run(self, optimizer: str | None, state_dtype: str) -> Graph:
         loss = self.graph.tensor(self.graph.outputs[0])
         if loss.name not in self.wanted:
-            raise GraphError(
-                f"no parameter influences the output {loss.name!r}", fix="there is nothing to train"
-            )
+            raise self._untrained(loss)
         seed = Tensor(f"{loss.name}.grad", loss.shape, loss.dtype, "input")
         self.tensors.append(seed)
         self.parts[loss.name] = [seed.name]
@@ -185,6 +183,25 @@ class _Differentiation:
             if gradient is not None and optimizer is not None:
                 self._update(parameter, gradient, optimizer, state_dtype)
         return replace(self.graph, tensors=tuple(self.tensors), ops=tuple(self.ops))
+
+    def _untrained(self, loss: Tensor) -> GraphError:
+        """Gradients start from the first output, and this one passes none on."""
+        others = [name for name in self.graph.outputs if name in self.wanted]
+        if others:
+            place = self.graph.outputs.index(others[0])
+            return GraphError(
+                f"gradients start from the first output, and {loss.name!r} ({loss.dtype}) has none",
+                fix=f"return what is trained first, the loss or the logits: {others[0]!r}, which "
+                f"is output {place + 1} of {len(self.graph.outputs)}",
+            )
+        if loss.dtype not in FLOATS:
+            return GraphError(
+                f"gradients start from the first output, and {loss.name!r} ({loss.dtype}) has none",
+                fix="return the loss, or the logits that it is made of, before it",
+            )
+        return GraphError(
+            f"no parameter influences the output {loss.name!r}", fix="there is nothing to train"
+        )
 
     def _differentiate(self, op: Op) -> None:
         gradients = {

@@ -37,6 +37,7 @@ def rebatch(graph: Graph, batch: int) -> Graph:
         return graph
     known: dict[int, Graph] = graph.memo.setdefault(("rebatch", ""), {})
     if batch not in known:
+        _refuse_offsets(graph)
         if len(known) >= MOST_KEPT:
             del known[next(iter(known))]
         known[batch] = _Rebatch(graph, before, batch).run()
@@ -109,15 +110,14 @@ class _Rebatch:
         carried = {i: self.carries[n] for i, n in enumerate(op.inputs) if n in self.carries}
         if not carried:
             return self._with_shape(op)
+        if op.kind == "embedding_bag" and not _is_given(self.graph, op.inputs[2]):
+            return self._bags(op)
         nest = loop_nest(self.graph.call(op))
         places = {_in_loop(nest, nest.inputs[i], place) for i, place in carried.items()} - {None}
         if op.kind == "embedding":  # rows of a table that samples have filled: any of them is read
             places.discard(_in_loop(nest, nest.inputs[1], carried.get(1)))
         if len(places) > 1:
-            raise GraphError(
-                f"op {op.name!r} mixes samples of the batch",
-                fix="such a model cannot be cut into micro-batches",
-            )
+            raise _mixing(op)
         loop = next(iter(places)) if places else None
         for i, access in enumerate(nest.inputs):
             where = _in_dim(nest, access, loop) if i not in carried else None
@@ -130,6 +130,23 @@ class _Rebatch:
             elif loop is None:
                 self._guess(name, [(op.inputs[i], place) for i, place in carried.items()])
         return self._with_shape(op)
+
+    def _bags(self, op: Op) -> Op:
+        """Bags of rows of ids: a bag for each sample; which bag an id is in lies as the ids do."""
+        _, ids, offsets = op.inputs[:3]
+        if ids in self.carries:
+            if self.carries[ids] != (0, 1):
+                raise _mixing(op)
+            bags = self.graph.tensor(op.outputs[0]).shape[0]
+            for i, name in enumerate(op.outputs):
+                tensor = self.graph.tensor(name)
+                if i == 1 and tensor.shape == self.graph.tensor(ids).shape:
+                    self._carry(tensor, self.carries[ids])
+                elif tensor.shape[:1] == (bags,):
+                    self._carry(tensor, (0, 1))
+            if offsets not in self.carries:
+                self._ask(offsets, (0, 1))
+        return op
 
     def _guess(self, name: str, carried: list[tuple[str, Place]]) -> None:
         """An op whose loops are unknown: a dim of the same size is the batch's, best in its place.
@@ -219,6 +236,39 @@ def _in_dim(nest: Nest, access: Access, loop: LoopPlace | None) -> Place | None:
         return None
     loops = access.dims[dim]
     return dim, outer * math.prod(nest.extent(each) for each in loops[: loops.index(name)])
+
+
+def _mixing(op: Op) -> GraphError:
+    return GraphError(
+        f"op {op.name!r} mixes samples of the batch",
+        fix="such a model cannot be cut into micro-batches",
+    )
+
+
+def _refuse_offsets(graph: Graph) -> None:
+    """Offsets that a call gives point into the ids of all bags, not into those of a part."""
+    for op in graph.ops:
+        is_bag = op.kind == "embedding_bag" and op.phase == "forward"
+        if is_bag and _is_given(graph, op.inputs[2]):
+            raise GraphError(
+                f"op {op.name!r} is given offsets, which are others in a part of the batch",
+                fix="such a model cannot be cut into micro-batches: give nn.EmbeddingBag ids with "
+                "a row for each bag, padded with padding_idx, and no offsets",
+            )
+
+
+def _is_given(graph: Graph, name: str) -> bool:
+    """Does a tensor depend on what the model is called with?"""
+    left, seen = [name], {name}
+    while left:
+        each = left.pop()
+        producer = graph.producer(each)
+        if producer is None and graph.tensor(each).role == "input":
+            return True
+        reads = () if producer is None else producer.inputs
+        left += [other for other in reads if other not in seen]
+        seen.update(reads)
+    return False
 
 
 def _check_shapes(graph: Graph, op: Op) -> None:

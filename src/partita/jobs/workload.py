@@ -182,7 +182,8 @@ def _with_batch(graph: Graph, spec: str, batch: int | None) -> Graph:
             fix=(
                 "leave it out, or export the model with a batch that may vary"
                 if is_onnx_spec(spec)
-                else "let the function take `batch`, or leave it out"
+                else "let the function take `batch`, and its first argument have so many rows (of "
+                "nn.EmbeddingBag: the offsets, or ids with a row for each bag), or leave it out"
             ),
             field=spec,
         )
