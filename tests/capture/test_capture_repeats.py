@@ -186,3 +186,71 @@ def test_looking_twice_draws_no_random_numbers():
     before = torch.get_rng_state()
     export_module(model, (X,))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class KeepsBias(Notes):
+    """In eval mode looks up a table of biases once, as attention with relative positions does."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = {}
+        self.register_buffer("place", torch.arange(6).flip(0), persistent=False)
+
+    def bias(self):
+        if self.training:
+            return self.a.bias[self.place]
+        if "bias" not in self.kept:
+            self.kept["bias"] = self.a.bias[self.place]
+        return self.kept["bias"]
+
+    def forward(self, x):
+        return self.b(self.a(x) + self.bias())
+
+
+class KeepsWhatChanges(KeepsBias):
+    """Keeps something that was made of a buffer which every call changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def bias(self):
+        if "bias" not in self.kept:
+            self.kept["bias"] = self.a.bias * (self.count + 1)
+        self.count.add_(1)
+        return self.kept["bias"]
+
+
+class ChangesWhatIsKept(KeepsBias):
+    """Adds to what it keeps, in place."""
+
+    def bias(self):
+        if "bias" not in self.kept:
+            self.kept["bias"] = self.a.bias.detach() * 2
+        return self.kept["bias"].add_(1)
+
+
+class GivesWhatItCounts(Notes):
+    """What changes depends on parameters alone."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.b(self.a(x)), self.a.weight * self.calls
+
+
+def test_what_is_made_of_parameters_alone_may_be_kept():
+    module = KeepsBias().eval()
+    piped = partita.pipe(module, (X,), devices=2)
+    for _ in range(2):
+        assert torch.equal(piped(X), module(X))
+    with torch.no_grad():
+        module.a.weight.mul_(2)
+    assert torch.equal(piped(X), module(X))
+
+
+@pytest.mark.parametrize("kind", [KeepsWhatChanges, ChangesWhatIsKept, GivesWhatItCounts])
+def test_what_is_kept_of_parameters_is_refused_where_it_is_another_then(kind):
+    with pytest.raises(CaptureError, match="does something else in the second call"):
+        export_module(kind().eval(), (X,))

@@ -5,8 +5,9 @@ it was called, or collects what it has seen, in numbers, lists, dicts or objects
 otherwise: `y * self.count`. So where a call has left something changed in it, a copy of the module
 is called twice, on tensors without data, and what is done on the way is compared: every operation
 on what depends on the arguments, on parameters or on chance, with the numbers that are given to it.
-What is made of constants alone (a table that is made when it is first needed) may be kept, and what
-is kept and not read is no matter.
+What is made of constants alone (a table that is made when it is first needed) may be kept, and so may
+what is made of parameters and buffers alone that nobody has changed since; what is kept and not
+read is no matter.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ import operator
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -232,25 +234,26 @@ def _first_difference(
     args, kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
     given = {id(t): f"argument {i}" for i, t in enumerate(tree_leaves((args, kwargs)))}
     named = _names(copied)
-    first = _CallSteps({**named, **given}, {}, [])
+    first = _CallSteps(named, given, None)
     state, caches = torch.get_rng_state(), torch.is_autocast_cache_enabled()
     hooks = Contents([{"hooks": held_by_hooks(module)}])
     torch.set_autocast_cache_enabled(False)  # else the second call casts less
     try:
         with mode, torch.enable_grad():
             with around(), first:
-                copied(*args, **kwargs)
+                results = [copied(*args, **kwargs)]
+            told = first.labels_of(results[0])
             now = {number: n for number, n in _names(copied).items() if n in named.values()}
-            second = _CallSteps({**now, **given}, first.made, first.steps)
+            second = _CallSteps(now, given, first)
             with around(), second:
-                copied(*args, **kwargs)
+                results.append(copied(*args, **kwargs))
     except _OtherStep as other:
         return other.line
     finally:
         torch.set_rng_state(state)
         torch.set_autocast_cache_enabled(caches)
         hooks.put_back()
-    if len(first.steps) != len(second.steps):
+    if len(first.steps) != len(second.steps) or told != second.labels_of(results[1]):
         return lines.of_function(type(module).forward)
     return None
 
@@ -269,20 +272,40 @@ class _OtherStep(BaseException):
         self.line = line
 
 
+@dataclass(frozen=True, slots=True)
+class _OfModule:
+    """What is made of a module's tensors alone: by which operations, and of which, as they were."""
+
+    number: int  # of these operations on these tensors
+    version: int  # its own, when it was made
+    sources: tuple[tuple[torch.Tensor, str, int], ...]  # with their names and versions
+
+    def is_current(self, tensor: torch.Tensor, names: Mapping[int, str]) -> bool:
+        """Would making it again give the same?"""
+        return self.version == tensor._version and all(
+            names.get(id(source)) == name and source._version == version
+            for source, name, version in self.sources
+        )
+
+
 class _CallSteps(TorchDispatchMode):
     """What a call does on what it is given: operations, and by which tensors and numbers.
 
-    Where steps are expected, the first that is another raises `_OtherStep`.
+    After another call, the first step that is not the same raises `_OtherStep`. Operations on
+    parameters and buffers alone are no steps: they may be done once.
     """
 
     def __init__(
-        self, given: Mapping[int, str], before: Mapping[int, Any], expected: list[Any]
+        self, named: Mapping[int, str], given: Mapping[int, str], before: "_CallSteps | None"
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.labels: dict[int, str] = dict(given)
+        self.named = named
+        self.labels: dict[int, str] = {**named, **given}
         self.before = before
-        self.expected = expected
+        self.expected: list[Any] = [] if before is None else before.steps
+        self.numbers: dict[Any, int] = {} if before is None else before.numbers
         self.made: dict[int, Any] = {}  # held, so that no id is used twice
+        self.of_module: dict[int, _OfModule] = {}
         self.steps: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -293,23 +316,70 @@ class _CallSteps(TorchDispatchMode):
         draws = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         leaves = tree_leaves((args, kwargs))
         labels = [self._label(leaf) for leaf in leaves]
-        if draws or any(label[0] == "of the call" for label in labels):
-            number = len(self.steps)
-            step = (func, labels)
-            if self.expected and (number >= len(self.expected) or self.expected[number] != step):
-                raise _OtherStep(lines.of_stack())
-            self.steps.append(step)
-            for place, leaf in enumerate(tree_leaves(out)):
-                if isinstance(leaf, torch.Tensor):
-                    self.made[id(leaf)] = leaf
-                    self.labels.setdefault(id(leaf), f"{number}.{place}")
+        if not draws and not any(label[0] == "of the call" for label in labels):
+            return out
+        if not draws and not func._schema.is_mutable and self._is_of_module(leaves):
+            self._note_made(func, leaves, labels, tree_leaves(out))
+            return out
+        number = len(self.steps)
+        step = (func, labels)
+        if self.expected and (number >= len(self.expected) or self.expected[number] != step):
+            raise _OtherStep(lines.of_stack())
+        self.steps.append(step)
+        for place, leaf in enumerate(tree_leaves(out)):
+            if isinstance(leaf, torch.Tensor):
+                self.made[id(leaf)] = leaf
+                self.labels.setdefault(id(leaf), f"{number}.{place}")
         return out
+
+    def _is_of_module(self, leaves: Iterable[Any]) -> bool:
+        """Are all of these the module's, made of such, or of constants?"""
+        return all(
+            id(leaf) in self.named
+            or self._known(leaf) is not None
+            or self._label(leaf)[0] == "constant"
+            for leaf in leaves
+            if isinstance(leaf, torch.Tensor)
+        )
+
+    def _note_made(
+        self, func: Any, leaves: list[Any], labels: list[Any], results: list[Any]
+    ) -> None:
+        sources: dict[int, tuple[torch.Tensor, str, int]] = {}
+        for leaf in leaves:
+            if id(leaf) in self.named:
+                sources[id(leaf)] = (leaf, self.named[id(leaf)], leaf._version)
+            elif isinstance(leaf, torch.Tensor) and (known := self._known(leaf)) is not None:
+                sources |= {id(source[0]): source for source in known.sources}
+        for place, result in enumerate(results):
+            if isinstance(result, torch.Tensor) and id(result) not in self.labels:
+                number = self.numbers.setdefault((func, tuple(labels), place), len(self.numbers))
+                self.made[id(result)] = result
+                self.of_module[id(result)] = _OfModule(
+                    number, result._version, tuple(sources.values())
+                )
+
+    def _known(self, tensor: torch.Tensor) -> _OfModule | None:
+        """What is made of the module alone: in this call, or in the one before and as it was."""
+        known = self.of_module.get(id(tensor))
+        if known is None and self.before is not None:
+            known = self.before.of_module.get(id(tensor))
+            if known is not None and not known.is_current(tensor, self.named):
+                return None
+        return known
+
+    def labels_of(self, results: Any) -> list[Any]:
+        """What the results of the call are."""
+        return [self._label(leaf) for leaf in tree_leaves(results)]
 
     def _label(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return ("number", str(leaf))
         if id(leaf) in self.labels:
             return ("of the call", self.labels[id(leaf)])
-        if id(leaf) in self.before:
+        known = self._known(leaf)
+        if known is not None:
+            return ("of the call", known.number)
+        if self.before is not None and id(leaf) in self.before.made:
             return ("of the call", "kept of the call before")
         return ("constant", tuple(leaf.shape), str(leaf.dtype))
