@@ -5,9 +5,9 @@ it was called, or collects what it has seen, in numbers, lists, dicts or objects
 otherwise: `y * self.count`. So where a call has left something changed in it, a copy of the module
 is called twice, on tensors without data, and what is done on the way is compared: every operation
 on what depends on the arguments, on parameters or on chance, with the numbers that are given to it.
-What is made of constants alone (a table that is made when it is first needed) may be kept, and so may
-what is made of parameters and buffers alone that nobody has changed since; what is kept and not
-read is no matter.
+What is made of constants alone (a table that is made when it is first needed) may be kept, and so
+may what is made of parameters and buffers alone that nobody has changed since; what is kept and
+not read is no matter.
 """
 
 import contextlib
