@@ -47,11 +47,11 @@ providers._get_local_constants = providers.Constants
 
 # xdist gives each worker one part of the tests to begin with, equal in number, and lets who is done
 # take over what another has at its end. So each part begins with folders that take long and share
-# what is dear, and ends with tests of a few milliseconds. In a fresh clone the first use of a search
-# compiles it, seconds each, for all processes that come later: one part begins with that. Ranks are
-# forked off a server that takes seconds to start, as Triton's interpreter and the browser do: one
-# worker has all their tests. Ranks also wait a lot, for each other and for timeouts: three workers
-# keep two cores busy.
+# what is dear, and ends with tests of a few milliseconds. In a fresh clone the first use of a
+# search compiles it, seconds each, for all processes that come later: one part begins with that.
+# Ranks are forked off a server that takes seconds to start, as Triton's interpreter and the browser
+# do: one worker has all their tests. Ranks also wait a lot, for each other and for timeouts: three
+# workers keep two cores busy.
 BEGINNINGS = (
     ("engine", "search", "jobs"),  # what compiles
     ("run", "emit"),  # ranks

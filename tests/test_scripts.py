@@ -258,8 +258,8 @@ def test_ci_runs_the_commands_of_the_readme_in_environments_that_only_they_have_
     pytest_calls = [call for call in ready.calls if " -m pytest" in call]
     assert pytest_calls == [
         "python -m pytest -n 3 --dist worksteal",
-        "python -m pytest -n 3 --dist worksteal --durations=5 tests/every_doc_command.py",
-        "python -m pytest -n 2 --dist each --random 180 --seed 8230",  # there is no repository here
+        "python -m pytest -n 2 --dist worksteal --durations=5 tests/every_doc_command.py",
+        "python -m pytest -n 2 --dist each --random 240 --seed 8230",  # there is no repository here
     ]
     targets = [call.rsplit(" ", 1)[1] for call in ready.installs if "--editable" in call]
     assert targets == [".[test]", ".[dev]", ".[docs]", "."]
