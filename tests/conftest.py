@@ -98,6 +98,12 @@ def pytest_collection() -> Iterator[None]:
         silence_traces()  # before pytest hangs its handlers on loggers for all tests
 
 
+def pytest_sessionfinish() -> None:
+    """Nor at what all tests have kept, gigabytes, before the process ends: that takes seconds."""
+    gc.collect(1)  # what nobody closed is told of, as far as it is of late
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol() -> None:
     """PyTorch may have been imported, and have put its loggers back, by the test before."""
