@@ -53,9 +53,9 @@ providers._get_local_constants = providers.Constants
 # do: one worker has all their tests. Ranks also wait a lot, for each other and for timeouts: three
 # workers keep two cores busy.
 BEGINNINGS = (
-    ("engine", "search", "jobs"),  # what compiles
+    ("engine", "search", "jobs", "capture"),  # what compiles
     ("run", "emit"),  # ranks
-    ("gpu", "capture", "cli", "report", "serve", "export"),  # kernels and pages
+    ("gpu", "cli", "report", "serve", "export"),  # kernels and pages
 )
 HERE = Path(__file__).parent
 
