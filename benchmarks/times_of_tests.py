@@ -1,7 +1,7 @@
 """What tests cost in processor time, in one tree or in several taken in turns.
 
     python benchmarks/times_of_tests.py tests/search tests/gpu
-    python benchmarks/times_of_tests.py --tree ../before --tree . tests/search/test_schedule_search.py
+    python benchmarks/times_of_tests.py --tree ../before --tree . tests/gpu/test_bounds.py
 
 Seconds of all processes that the tests start and wait for, not by the clock: these hardly hang on
 what else the machine does. Servers that tests share end with them and count as well.
