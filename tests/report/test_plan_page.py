@@ -15,6 +15,7 @@ from partita.jobs.traffic import hidden_share
 from partita.meaning import Purpose
 from partita.plans import Alternative, Schedule
 from partita.report.page import plan_page
+from partita.report.summary import simulation_text
 from partita.timeline import LaneSketch
 from tests.report.browser import needs_chromium, quiet
 from tests.report.plans import fully_sharded, line, plan_of, simulated, tiny_gpt
@@ -252,6 +253,19 @@ def test_what_bounds_the_busiest_device_leaves_what_it_is_idle():
     told = re.search(r"bubble and exposed communication (\d+)%", page)
     assert told is not None
     assert int(told[1]) == round(100 * busiest.idle_s / simulation.step_s)
+
+
+def test_waits_inside_of_stages_and_the_bubble_are_told_apart_and_add_up():
+    plan = fully_sharded("squeezenet1_1@64", "2xA100", batch=4)
+    simulation = simulate(replace(plan, schedule=Schedule("1f1b", 2)))
+    told = simulation_text(simulation)
+    waiting, bubble = simulation.bounds()["waiting"], simulation.exposed_s
+    inside = units.seconds(waiting - bubble)
+    assert waiting > 2 * bubble
+    assert f" on the busiest device, {inside} of it exposed communication; " in told
+    assert f"; bubble {units.seconds(bubble)} " in told
+    share = waiting / simulation.step_s
+    assert f"bubble and exposed communication {share:.0%}" in told
 
 
 def test_the_overlap_is_that_of_one_device():

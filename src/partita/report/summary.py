@@ -180,14 +180,20 @@ def bound_shares(simulation: Simulation) -> list[tuple[str, float]]:
 
 
 def _busy_text(simulation: Simulation) -> str:
-    """What the busiest device does; a stage's block of a pipeline holds its own collectives."""
+    """What the busiest device does; a stage's block of a pipeline holds its own collectives.
+
+    What blocks wait for inside and the bubble between them add up to what bounds the step beside
+    work (`bound_shares`).
+    """
     busy, sent = units.seconds(simulation.compute_s), units.seconds(simulation.communication_s)
-    idle = units.seconds(max(0.0, simulation.exposed_s))
-    waits = _waits_for(simulation)
+    idle_s = max(0.0, simulation.exposed_s)
+    idle, host = units.seconds(idle_s), simulation.workload.execution != "graph"
     if simulation.is_pipelined:
-        sends = f"sends between stages {sent}"
-        return f"stages     {busy} with their collectives   {sends}; {waits} {idle}"
-    return f"compute    {busy}   communication {sent}; {waits} {idle}"
+        inside = units.seconds(max(0.0, simulation.bounds()["waiting"] - idle_s))
+        waits = "exposed communication, host" if host else "exposed communication"
+        mine = f"{busy} on the busiest device, {inside} of it {waits}; bubble {idle}"
+        return f"stages     {mine}   sends between stages {sent}"
+    return f"compute    {busy}   communication {sent}; {_waits_for(simulation)} {idle}"
 
 
 def _waits_for(simulation: Simulation) -> str:
