@@ -7,6 +7,7 @@ from typing import Any
 
 from partita import units
 from partita.costs.physics import alike, around
+from partita.degrees import num_tokens
 from partita.jobs.explain_account import GroupAccount, TimeItem, TimePart
 from partita.jobs.explain_plan import CLEAR, Explained, WhatIf, WorseAssumption
 from partita.plans import Plan
@@ -16,7 +17,6 @@ from partita.report.summary import (
     job_line,
     predicted_words,
     step_line,
-    tokens_of,
 )
 
 MOST_PARTS = 12
@@ -272,7 +272,7 @@ def plan_json(told: Explained) -> dict[str, Any]:
         "lower_bound_s": told.lower_bound_s,
         "fits": simulation.fits,
         "mfu": simulation.mfu,
-        "tokens": tokens_of(simulation.workload.graph),
+        "tokens": num_tokens(simulation.workload.graph) or 0,
         "bounds_s": {bound.name: bound.seconds for bound in told.bounds},
         "busiest": told.busiest.name,
         "bubble": told.bubble,
