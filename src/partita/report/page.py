@@ -203,7 +203,7 @@ def _overlap_card(hidden: HiddenShare, num_rows: int) -> tuple[tuple[str, str, s
 def _waiting_card(simulation: Simulation, idle: IdleAccount) -> tuple[str, str, str]:
     """What keeps devices from computing; of a pipeline between its blocks, and inside of them."""
     sent = units.seconds(simulation.communication_s)
-    if simulation.is_pipelined:
+    if simulation.num_stages > 1:
         bubble = simulation.bubble
         inside = max(0.0, 1 - idle.mean_busy_s / (idle.step_s or 1.0) - bubble)
         note = f"the busiest link is in use for {sent}"

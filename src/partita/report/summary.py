@@ -191,14 +191,14 @@ def _waits_for(simulation: Simulation) -> str:
     if by_host and simulation.num_devices == 1:
         return "waiting for the host"
     waits = "exposed communication"
-    if simulation.is_pipelined:
+    if simulation.num_stages > 1:
         waits = f"bubble and {waits}"
     return f"{waits}, host" if by_host else waits
 
 
 def arrangement(simulation: Simulation) -> str:
     """The mesh; of a pipeline, how many stages on which meshes, the schedule and the bubble."""
-    bubble = f", bubble {simulation.bubble:.0%}" if simulation.is_pipelined else ""
+    bubble = f", bubble {simulation.bubble:.0%}" if simulation.num_stages > 1 else ""
     count = simulation.schedule.num_microbatches
     each = f" of {simulation.workload.batch // count}" if count > 1 else ""
     return f"{simulation.arrangement}{each}{bubble}"
