@@ -379,7 +379,7 @@ class _RankSource:
         imports = ["import torch"] if "torch." in body else []
         imports.append("import torch.distributed as dist")
         if "F." in body:
-            imports.append("from torch.nn import functional as F  # noqa: N812")
+            imports += ["from torch import nn", "", "F = nn.functional"]
         return "\n".join([*self._docstring(), "", *imports, "", "", body])
 
     def _docstring(self) -> list[str]:
