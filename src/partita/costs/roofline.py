@@ -306,9 +306,9 @@ def op_by_op_s(device: DeviceKind, phase: str) -> float:
     return _measured_s(device, f"{phase} {OP_BY_OP}")
 
 
-def issue_s(device: DeviceKind) -> float:
-    """What computing waits for until a collective is started, as far as measured."""
-    return _measured_s(device, ISSUE)
+def issue_s(device: DeviceKind, size_bytes: float = 0.0) -> float:
+    """What a collective costs computing: to lay together, start, take apart, as far as measured."""
+    return _measured_s(device, ISSUE) + size_bytes * _measured_s(device, f"{ISSUE} {PER_BYTE}")
 
 
 def part_s(device: DeviceKind) -> float:

@@ -75,6 +75,8 @@ class Probe:
     """A collective of all ranks, or a message, that was tried: the quickest of some.
 
     `between_s` is the same between computing and with new memory, from when the last rank began.
+    `host_s` is then usual of a rank's processor time: to lay together what is sent, start it, and
+    take apart what came, and what computing takes longer right after, with a cache gone cold.
     """
 
     collective: str
@@ -82,6 +84,7 @@ class Probe:
     seconds: float  # once it was started
     issue_s: float = 0.0  # of the host, to start it
     between_s: float | None = None
+    host_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import json
 import statistics
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,8 +14,12 @@ from distributed_ranks import run_on_ranks  # noqa: E402
 
 from partita.cluster import resolve  # noqa: E402
 from partita.cluster.calibration import (  # noqa: E402
+    ISSUE,
     PART,
+    PER_BYTE,
     Calibration,
+    KindCalibration,
+    OpScale,
     calibrated,
     read_calibration,
 )
@@ -23,9 +28,9 @@ from partita.errors import ClusterError, FileError, PlanError  # noqa: E402
 from partita.jobs import calibrate  # noqa: E402
 from partita.jobs.calibrate import Observation, OpSum, fit_scales, nonnegative  # noqa: E402
 from partita.jobs.compare_trace import compare_trace, interference  # noqa: E402
-from partita.jobs.run_trace import TaskTime, read_traces, trace_path  # noqa: E402
+from partita.jobs.run_trace import Probe, TaskTime, read_traces, trace_path  # noqa: E402
 from partita.jobs.simulate import simulate  # noqa: E402
-from partita.jobs.trace_match import _collective_s  # noqa: E402
+from partita.jobs.trace_match import TaskMatch, _collective_s  # noqa: E402
 from partita.lower import lower_plan  # noqa: E402
 from partita.meaning import Purpose  # noqa: E402
 from partita.run.distributed.engine import execute  # noqa: E402
@@ -150,6 +155,8 @@ def test_collectives_are_tried_and_a_step_runs_op_by_op_before_the_traced_ones(t
     assert all(0 < probe.seconds < 1 for probe in first.probes)
     between = [p.between_s for p in first.probes if p.collective in ("all_reduce", "all_gather")]
     assert all(seconds is not None and 0 <= seconds < 1 for seconds in between)
+    host = [p.host_s for p in first.probes if p.collective in ("all_reduce", "reduce_scatter")]
+    assert all(seconds is not None and 0 < seconds < 1 for seconds in host)
     (step,) = first.by_op
     assert step.number == WARMUP - 1
     assert any(task.work >= 0 for task in step.tasks)
@@ -190,6 +197,62 @@ def test_collectives_between_computing_count_where_ranks_had_their_cores(compare
         calibrate._probed(replace(matched, traces=longer, had=had), cluster) for had in (1.0, 0.5)
     )
     assert [took for _, took in free] == pytest.approx([2 * took for _, took in shared])
+
+
+def test_what_collectives_take_of_a_rank_is_found_again():
+    once_s, byte_s = 1e-4, 3e-10
+    probes = tuple(
+        Probe(name, size, 1.0, 1e-5, None, once_s + byte_s * size)
+        for name in ("all_reduce", "all_gather")
+        for size in (4096.0, 131072.0, 1048576.0, 4194304.0)
+    )
+    matched = SimpleNamespace(traces=(SimpleNamespace(probes=(*probes, Probe("send", 4.0, 1.0))),))
+    assert calibrate._starts(matched) == pytest.approx((once_s, byte_s), rel=1e-3)
+    assert calibrate._starts(SimpleNamespace(traces=(SimpleNamespace(probes=()),))) == ()
+
+
+def test_computing_pays_for_the_collective_before_it(compared):
+    """The op that comes next does, at once and by the bytes."""
+    matched = compared["zero"].matched
+    cluster = calibrate.base_cluster(matched)
+    stages, graph = matched.lowered.stages, matched.workload.graph
+
+    def computing(*entries):
+        (kind,) = {each.name for each in cluster.kinds}
+        machine = calibrated(cluster, Calibration("", (KindCalibration(kind, entries),)))
+        program = lower_plan(stages, matched.plan.schedule, graph, machine, run_program).program
+        first = next(
+            k
+            for k in range(program.num_tasks)
+            if (work := program.work_of(k)) is not None and work.purpose is Purpose.COMPUTE
+        )
+        before = [
+            work
+            for k in range(first)
+            if (work := program.work_of(k)) is not None and work.purpose is Purpose.PARAMETER_GATHER
+        ]
+        return float(program.duration[first]), [work.size_bytes for work in before]
+
+    free, sizes = computing(OpScale("nothing", 1.0, 0.0))
+    assert sizes
+    once_s, byte_s = 1e-3, 1e-6
+    entries = OpScale(ISSUE, 1.0, once_s), OpScale(f"{ISSUE} {PER_BYTE}", 1.0, byte_s)
+    once, both = computing(entries[0])[0], computing(*entries)[0]
+    assert once - free == pytest.approx(once_s * len(sizes))
+    assert both - once == pytest.approx(byte_s * sum(sizes))
+
+
+def test_ranks_that_meet_wait_for_the_slowest_of_them_not_for_each_of_its_ops():
+    work = SimpleNamespace(purpose=Purpose.COMPUTE)
+
+    def match(number, *by_rank):
+        own = dict(enumerate(by_rank))
+        return TaskMatch((0, -1, number), "", work, 0, 0.0, 0.0, own)
+
+    together = [match(0, 1.0, 2.0), match(1, 4.0, 1.0), match(2, 1.0, 1.0)]
+    spread = {0: 1.5, 1: 1.0}
+    assert [s for _, s in calibrate._slowest(together, spread)] == [1.5, 6.0, 1.5]
+    assert calibrate._slowest([], spread) == []
 
 
 def stretched(traces, times):
@@ -414,6 +477,19 @@ def test_ops_one_by_one_tell_work_from_launches():
     assert scale.apart_s == pytest.approx(own_launch_s - launch_s, rel=0.4)
     curve = fit_scales([whole])["forward product"]  # a block tells nothing of sizes
     assert curve.seconds(larger) < 0.7 * flop_s * larger.flops
+
+
+def test_views_tell_what_an_op_costs_that_is_started_by_itself():
+    """They compute nothing; on a host work is told by work, not by the curve of a GPU."""
+    flop_s, own_s = 1e-11, 3e-5
+    view = Observation(own_s, {"forward elementwise": OpSum(launches=1.0)}, by_op=True)
+    op = OpSum(1e-6, 1, 1e7, 4e4)
+    product = Observation(flop_s * op.flops + own_s, {"forward product": op}, by_op=True)
+    scales = fit_scales([product, view, product, view], on_host=True)
+    assert scales["forward product"].apart_s == pytest.approx(own_s, rel=0.05)
+    larger = OpSum(1.2e-6, 1, 8e7, 3.2e5)  # the curve hardly sees it
+    took = scales["forward product"].seconds(larger)
+    assert took == pytest.approx(8 * flop_s * op.flops, rel=0.1)
 
 
 def test_least_squares_never_go_below_zero():

@@ -14,6 +14,7 @@ whole do not tell what of their time grows with the size of products, of other o
 """
 
 import copy
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -39,7 +40,7 @@ from partita.jobs.run_trace import (
 from partita.meaning import Work
 from partita.plans import Plan
 from partita.program import Program
-from partita.run.distributed.comm import Waiting, gather, scatter
+from partita.run.distributed.comm import Communicator, Lines, Pending, Waiting, gather, scatter
 from partita.run.distributed.walk import RankWalk
 from partita.run.profile import environment_of
 
@@ -296,10 +297,15 @@ class TraceRecorder:
         return inside.works[each.work]
 
 
-def probed(rank: int, world: int, device: torch.device, offset_s: float) -> tuple[Probe, ...]:
+def probed(
+    rank: int, world: int, device: torch.device, offset_s: float, timeout_s: float = 300.0
+) -> tuple[Probe, ...]:
     """What messages and collectives of all ranks take at the quickest; all ranks call it."""
     probes = []
-    is_host = device.type == "cpu"
+    line = tuple(range(world))
+    comm = None
+    if world > 1 and device.type == "cpu":  # the same calls as a run's, in a group of all ranks
+        comm = Communicator(Lines((line,), (), ()), device, timeout_s)
     for size in PROBED if world > 1 else ():
         own = torch.ones(-(-size // world), device=device)
         whole = own.new_empty(own.numel() * world)
@@ -311,9 +317,13 @@ def probed(rank: int, world: int, device: torch.device, offset_s: float) -> tupl
         }
         for name, call in calls.items():
             tried = [_tried(partial(call, whole), device) for _ in range(PROBES)]
-            seconds, issue_s = (min(column) for column in zip(*tried, strict=True))
-            between_s = _between(call, whole, offset_s, world) if is_host else None
-            probes.append(Probe(name, size_bytes, seconds, issue_s, between_s))
+            # The quickest in all: who was interrupted before it began to wait has waited little.
+            seconds, issue_s = min(tried, key=sum)
+            between_s, host_s = (
+                (None, None) if comm is None
+                else _between(partial(_as_run, comm, name, line), whole, offset_s, world)
+            )  # fmt: skip
+            probes.append(Probe(name, size_bytes, seconds, issue_s, between_s, host_s))
         sent = min(_there_and_back(rank, whole, device) for _ in range(PROBES))
         probes += [Probe(SEND, size_bytes, sent / 2)] if rank == 0 else []
     return tuple(probes)
@@ -331,26 +341,58 @@ def _tried(call: Callable[[], Any], device: torch.device) -> tuple[float, float]
     return time.perf_counter() - started, started - began
 
 
-def _between(call: Callable[..., Any], whole: torch.Tensor, offset_s: float, world: int) -> float:
-    """Seconds of a collective between computing, from when the last rank has begun."""
-    moments, square = [], torch.ones(COMPUTED, COMPUTED)
+def _as_run(comm: Communicator, name: str, line: tuple[int, ...], whole: torch.Tensor) -> Pending:
+    """Start a collective as a block does that runs op by op."""
+    if name == "all_reduce":
+        return comm.all_reduce(whole.clone(), line)
+    parts = whole.chunk(len(line))
+    if name == "reduce_scatter":
+        return comm.reduce_scatter([[part] for part in parts], line)
+    return comm.all_gather(parts[comm.rank], [part.numel() for part in parts], line)
+
+
+def _between(
+    start: Callable[[torch.Tensor], Pending], whole: torch.Tensor, offset_s: float, world: int
+) -> tuple[float, float | None]:
+    """A collective between computing: seconds once the last rank has started it; processor time.
+
+    The latter is of this rank: until what came lies together, and what it computes slower then.
+    """
+    moments, host = [], []
+    square, rows = torch.ones(COMPUTED, COMPUTED), torch.ones(4 * COMPUTED, COMPUTED)
+
+    def compute() -> float:
+        since = time.thread_time()
+        torch.mm(square, square)
+        rows.mul_(1.0).sum(1)
+        return time.thread_time() - since
+
     for _ in range(PROBES):
         until = time.thread_time() + APART_S
         while time.thread_time() < until:
-            torch.mm(square, square)
-        given = whole.clone()  # memory is new in a run, too
+            compute()
+        whole.fill_(1.0)
+        usual_s = compute()
+        since = time.thread_time()
+        pending = start(whole)
         began = time.perf_counter()
-        call(given).wait()
-        moments.append((began + offset_s, time.perf_counter() + offset_s))
+        came = pending.wait()
+        ended = time.perf_counter()
+        if isinstance(came, list):
+            torch.cat(came)
+        own_s = time.thread_time() - since
+        moments.append((began + offset_s, ended + offset_s))
+        host.append(own_s + max(0.0, compute() - usual_s))
     own = torch.tensor(moments, dtype=torch.float64)
     every = own.new_empty(world * PROBES, 2)
     gather(every, own)
     last = every.view(world, PROBES, 2)[:, :, 0].amax(0)
-    return max(0.0, float((own[:, 1] - last).min()))
+    is_all = torch.get_num_threads() == 1  # else others of this process compute as well
+    return max(0.0, float((own[:, 1] - last).min())), statistics.median(host) if is_all else None
 
 
 def updates_tried(optimizers: Sequence[torch.optim.Optimizer]) -> tuple[Probe, ...]:
-    """What PyTorch's own optimizers take for each tensor, whatever its size, at the quickest."""
+    """What PyTorch's own optimizers usually take for each tensor, whatever its size."""
     probes = []
     for optimizer in optimizers:
         if not type(optimizer).__module__.startswith("torch.optim"):
@@ -366,7 +408,7 @@ def updates_tried(optimizers: Sequence[torch.optim.Optimizer]) -> tuple[Probe, .
             began = time.thread_time()
             tried.step()
             seconds.append((time.thread_time() - began) / PARTS)
-        probes.append(Probe(UPDATE, 4.0, min(seconds)))
+        probes.append(Probe(UPDATE, 4.0, statistics.median(seconds)))
     return tuple(probes)
 
 
