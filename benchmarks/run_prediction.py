@@ -138,13 +138,13 @@ def _plan(kind: str, workload: Workload, options: argparse.Namespace) -> Plan:
 
 
 def _traced(plan: Plan, folder: Path, ranks: int, steps: int) -> Path:
-    """Run a plan on its ranks, and record all steps but the first three."""
+    """Run a plan on its ranks, and record all steps but the first four."""
     file, traces = folder / "plan.json", folder / "trace"
     file.write_bytes(plan.to_json())
     words = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-        str(ranks), "-m", "partita", "run", str(file), "--device", "cpu", "--steps", str(steps + 3),
-        "--trace", str(traces), "--trace-steps", str(steps), "--trace-warmup", "3",
+        str(ranks), "-m", "partita", "run", str(file), "--device", "cpu", "--steps", str(steps + 4),
+        "--trace", str(traces), "--trace-steps", str(steps), "--trace-warmup", "4",
     ]  # fmt: skip
     settings = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(words, env=settings, capture_output=True, text=True, check=False)

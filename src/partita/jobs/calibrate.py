@@ -50,6 +50,7 @@ from partita.cluster.calibration import (
     PART,
     PER_BYTE,
     PER_FLOP,
+    TAKEN_APART,
     Calibration,
     KindCalibration,
     LinkCalibration,
@@ -60,7 +61,7 @@ from partita.costs.collectives import HUGE_BYTES, Collectives, reached
 from partita.costs.roofline import op_class, op_cost
 from partita.costs.sharding import ways_of
 from partita.engine import run
-from partita.jobs.run_trace import SEND
+from partita.jobs.run_trace import APART, SEND
 from partita.jobs.run_trace import UPDATE as UPDATE_PROBE
 from partita.jobs.simulate import uncalibrated
 from partita.jobs.trace_match import (
@@ -210,9 +211,10 @@ def _op_scales(matched: MatchedRun, base: Lowered, cluster: Cluster) -> tuple[Op
     known = _observed(matched, matched.tasks, base, cluster)
     apart = _observed(matched, matched.by_op, base, cluster, by_op=True)
     between_s = _between_works(matched)
+    parts, weighed_s = _taken_apart(matched, base, cluster)
     # What ran on a CPU does not follow the curve of another device.
     on_host = any(trace.steps[0].cpu_s is not None for trace in matched.traces)
-    scales = fit_scales([*known, *apart], on_host=on_host)
+    scales = fit_scales([*known, *parts, *apart], on_host=on_host)
     updates = [m for m in matched.tasks if m.work.purpose is Purpose.UPDATE]
     spent = sum(sum(match.by_rank.values()) for match in updates)
     assumed = sum(_update_s(match, base.program) * len(match.by_rank) for match in updates)
@@ -235,6 +237,7 @@ def _op_scales(matched: MatchedRun, base: Lowered, cluster: Cluster) -> tuple[Op
         entries += [OpScale(f"{name} {k}", 1.0, s * norm) for k, s in each.items() if s > 0]
     apart_s = {name.split()[0]: own.apart_s + between_s for name, own in scales.items()}
     entries += [OpScale(f"{k} {OP_BY_OP}", 1.0, s * norm) for k, s in apart_s.items() if s > 0]
+    entries += [OpScale(TAKEN_APART, 1.0, weighed_s)] if weighed_s > 0 else []
     probes = [probe for trace in matched.traces for probe in trace.probes]
     issued = [p.issue_s for p in probes if p.collective not in (SEND, UPDATE_PROBE)]
     if started:
@@ -284,6 +287,58 @@ def _between_works(matched: MatchedRun) -> float:
             works_s += sum(each.seconds for each in works)
             count += len(works)
     return max(0.0, blocks_s - works_s) / count if count else 0.0
+
+
+def _taken_apart(
+    matched: MatchedRun, base: Lowered, cluster: Cluster
+) -> tuple[list[Observation], float]:
+    """Data and weight gradients by themselves; what each of the latter costs more than in one.
+
+    Steps differ by what else the machine does: those of the run and this one are held against each
+    other by their forwards. The two parts are told as parts of what both take in one.
+    """
+    tried: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for trace in matched.traces:
+        for task in (task for step in trace.apart for task in step.tasks):
+            is_forward = task.phase == "forward" and task.purpose == Purpose.COMPUTE.words
+            if task.op == APART or is_forward:
+                tried[task.stage, task.phase].append(task.seconds)
+    usual: dict[tuple[int, str], list[TaskMatch]] = defaultdict(list)
+    for match in matched.tasks:
+        if match.work.purpose is Purpose.COMPUTE and match.key[2] < 0:
+            usual[match.work.stage, match.work.phase.name.lower()].append(match)
+    known: list[Observation] = []
+    more_s = count = 0.0
+    for stage in sorted({stage for stage, phase in tried if phase == "weight"}):
+        forward, both = (usual.get((stage, phase)) for phase in ("forward", "backward"))
+        if not forward or not both or not tried[stage, "forward"]:
+            continue
+        load = _usual_s(forward) / statistics.median(tried[stage, "forward"])
+        one_s, other_s = (
+            statistics.median(tried[stage, phase]) * load for phase in ("backward", "weight")
+        )
+        whole_s, (first, *_) = _usual_s(both), both
+        parts = _parts(first, matched, base, cluster)
+        for phase, seconds in (("dgrad", one_s), ("wgrad", other_s)):
+            own = {name: each for name, each in parts.items() if name.startswith(phase)}
+            if own and seconds > 0:
+                told_s = seconds * whole_s / (one_s + other_s)
+                known.append(Observation(told_s, own, float(len(both) * len(first.by_rank))))
+        number = _num_weighed(first, base)
+        more_s += max(0.0, one_s + other_s - whole_s) * (number > 0)
+        count += number
+    return known, more_s / count if count else 0.0
+
+
+def _usual_s(matches: Sequence[TaskMatch]) -> float:
+    return statistics.median(statistics.fmean(match.by_rank.values()) for match in matches)
+
+
+def _num_weighed(match: TaskMatch, base: Lowered) -> int:
+    """How many ops of a block give weight gradients."""
+    phases = {op.name: op.phase for op in base.graph.ops}
+    works = inside(base.program, match.work.body).works
+    return sum(work.purpose is Purpose.COMPUTE and phases.get(work.op) == "wgrad" for work in works)
 
 
 def _observed(

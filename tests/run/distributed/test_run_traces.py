@@ -1,5 +1,6 @@
 """What `--trace` records, how it is laid over the prediction, and what a calibration changes."""
 
+import copy
 import json
 import statistics
 from dataclasses import replace
@@ -9,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from distributed_plans import graph_of, pipeline, sgd  # noqa: E402
+from distributed_plans import graph_of, in_one_process, pipeline, sgd  # noqa: E402
 from distributed_ranks import run_on_ranks  # noqa: E402
 
 from partita.cluster import resolve  # noqa: E402
@@ -17,6 +18,7 @@ from partita.cluster.calibration import (  # noqa: E402
     ISSUE,
     PART,
     PER_BYTE,
+    TAKEN_APART,
     Calibration,
     KindCalibration,
     OpScale,
@@ -33,6 +35,7 @@ from partita.jobs.simulate import simulate  # noqa: E402
 from partita.jobs.trace_match import TaskMatch, _collective_s  # noqa: E402
 from partita.lower import lower_plan  # noqa: E402
 from partita.meaning import Purpose  # noqa: E402
+from partita.plans import Schedule  # noqa: E402
 from partita.run.distributed.engine import execute  # noqa: E402
 from partita.run.distributed.record import TraceRecorder  # noqa: E402
 
@@ -54,7 +57,7 @@ def make(batch=64):
     torch.manual_seed(0)
     return MLP(), (torch.randn(batch, 384), torch.randint(384, (batch,)))
 """
-STEPS, WARMUP = 8, 2
+STEPS, WARMUP = 8, 4
 BATCH = 64
 
 
@@ -68,8 +71,10 @@ def _steps(rank, plans, folders, model):
         recorder = TraceRecorder(plan, folder, rank, steps=STEPS, warmup=WARMUP)
         engine = execute(plan, module, optimizer=sgd, device="cpu", example=args, recorder=recorder)
         engines.append(engine)
-        for _ in range(STEPS + WARMUP + 1):
-            engine.step(*args)
+        count = plan.schedule.num_microbatches
+        alone = in_one_process(copy.deepcopy(module), args, count, STEPS + WARMUP + 1, sgd)[0]
+        for wanted in alone:  # however a step of the warm-up is taken
+            assert engine.step(*args) == pytest.approx(wanted, rel=1e-5)
     for engine in reversed(engines):
         engine.close()
 
@@ -162,6 +167,58 @@ def test_collectives_are_tried_and_a_step_runs_op_by_op_before_the_traced_ones(t
     assert any(task.work >= 0 for task in step.tasks)
     assert not any(task.work >= 0 and task.purpose == "compute" for task in first.steps[0].tasks)
     assert read_traces(traced["zero"][1])[0].by_op == ()  # all of it runs op by op
+
+
+def test_a_step_takes_weight_gradients_apart_from_data_gradients(traced, compared):
+    """They take as long as both in one, but for what they cost more; each is told by itself."""
+    matched = compared["pipeline"].matched
+    for trace in matched.traces:
+        (step,) = trace.apart
+        assert step.number == WARMUP - 3
+        parts = [(t.microbatch, t.phase) for t in step.tasks if t.op == "apart"]
+        assert [m for m, phase in parts if phase == "weight"] == list(range(4))
+        for m in range(4):
+            assert parts.index((m, "backward")) < parts.index((m, "weight"))
+        blocks = [t.name for t in step.tasks if t.op != "apart" and t.name[0] in "FB"]
+        later = [t for t in step.tasks if (t.op, t.microbatch, t.phase) == ("apart", 0, "weight")]
+        inside = [t for t in step.tasks if t.start < later[0].start < t.end and t.op != "apart"]
+        assert blocks.index(inside[0].name) == blocks.index(f"B0@stage{trace.rank}") + 1
+    assert read_traces(traced["zero"][1])[0].apart == ()
+    cluster = calibrate.base_cluster(matched)
+    known, more_s = calibrate._taken_apart(matched, matched.lowered, cluster)
+    assert [sorted({name.split()[0] for name in own.parts}) for own in known] == [
+        ["dgrad"], ["wgrad"], ["dgrad"], ["wgrad"],
+    ]  # fmt: skip
+    for stage, (one, other) in enumerate(zip(known[::2], known[1::2], strict=True)):
+        both = [
+            statistics.fmean(match.by_rank.values())
+            for match in matched.tasks
+            if match.work.stage == stage and match.name.startswith("B")
+        ]
+        assert one.seconds + other.seconds == pytest.approx(statistics.median(both))
+    assert 0 <= more_s < 1e-2
+
+
+def test_weight_gradients_that_wait_cost_what_was_measured_besides(compared):
+    matched = compared["pipeline"].matched
+    cluster = calibrate.base_cluster(matched)
+    (kind,) = {each.name for each in cluster.kinds}
+    stages, graph = matched.lowered.stages, matched.workload.graph
+
+    def blocks(name, more_s):
+        entries = (OpScale(TAKEN_APART, 1.0, more_s), OpScale("nothing", 1.0, 0.0))
+        machine = calibrated(cluster, Calibration("", (KindCalibration(kind, entries),)))
+        lowered = lower_plan(stages, Schedule(name, 4), graph, machine, run_program)
+        program = lowered.program
+        return sum(
+            float(program.duration[k])
+            for k in range(program.num_tasks)
+            if (w := program.work_of(k)) is not None and w.purpose is Purpose.COMPUTE
+        )
+
+    assert blocks("1f1b", 1e-3) == pytest.approx(blocks("1f1b", 0.0))
+    count = sum(op.phase == "wgrad" for op in graph.ops) * 4
+    assert blocks("zb-h1", 1e-3) - blocks("zb-h1", 0.0) == pytest.approx(1e-3 * count)
 
 
 def updated_s(matched, calibration):

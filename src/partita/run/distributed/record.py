@@ -11,6 +11,8 @@ a plan that has none (a pipeline) tells nothing of them: one after the other, an
 So is the optimizer, with tensors of one element: what it takes for each is beside their bytes. The
 last two steps of the warm-up run all blocks op by op, of which the second is recorded: blocks as a
 whole do not tell what of their time grows with the size of products, of other ops, or their number.
+Two steps before those take weight gradients apart from data gradients, where the plan has both in
+one: a schedule that does so takes longer, since what they read is no longer in a cache.
 """
 
 import copy
@@ -27,6 +29,7 @@ import torch.distributed as dist
 
 from partita import __version__
 from partita.jobs.run_trace import (
+    APART,
     SEND,
     UPDATE,
     Probe,
@@ -37,9 +40,9 @@ from partita.jobs.run_trace import (
     plan_fingerprint,
     write_trace,
 )
-from partita.meaning import Work
+from partita.meaning import Phase, Work
 from partita.plans import Plan
-from partita.program import Program
+from partita.program import Kind, Program
 from partita.run.distributed.comm import Communicator, Lines, Pending, Waiting, gather, scatter
 from partita.run.distributed.walk import RankWalk
 from partita.run.profile import environment_of
@@ -47,6 +50,7 @@ from partita.run.profile import environment_of
 ROUNDS = 8  # of messages by which clocks are compared
 PROBED = (2**10, 2**15, 2**18, 2**20)  # floats of the whole tensor
 BY_OP = 2  # steps op by op before the traced ones: the last is recorded
+TAKEN_APART = 2  # steps before those, with weight gradients by themselves: the same
 PROBES = 10  # of each size: the quickest counts
 APART_S, COMPUTED = 2e-3, 128  # computing between two of them, and on squares of what size
 PARTS = 32  # tensors of an optimizer that is tried
@@ -109,12 +113,14 @@ class _Open:
     """A task that is being recorded."""
 
     __slots__ = (
-        "body", "cpu", "done", "end", "exposed", "microbatch", "start", "task", "waits", "work",
+        "body", "cpu", "done", "end", "exposed", "microbatch", "part", "start", "task", "waits",
+        "work",
     )  # fmt: skip
 
     def __init__(self, task: int, body: int, work: int, microbatch: int, start: Any) -> None:
         self.task, self.body, self.work, self.microbatch = task, body, work, microbatch
         self.start, self.end = start, start
+        self.part: Phase | None = None
         self.cpu = 0.0
         self.waits: list[tuple[Any, Any]] = []
         self.done: Any = None
@@ -162,6 +168,7 @@ class TraceRecorder:
         self.between: list[tuple[Any, Any]] = []  # waits outside of tasks
         self.probes: tuple[Probe, ...] = ()
         self.by_op: list[TracedStep] = []
+        self.apart: list[TracedStep] = []
         self.has_cpu = False  # is the processor time of this thread that of its tasks?
         self.written: Path | None = None
 
@@ -174,7 +181,9 @@ class TraceRecorder:
         self.has_cpu = self.device.type == "cpu" and torch.get_num_threads() == 1
         self.waiting = _TimedWaiting(self)
         walk.run.comm.waiting = self.waiting
-        walk.run.recorder = self
+        walk.run.recorder, walk.parts = self, self
+        kinds = {int(self.program.kind[task]) for task in walk.tasks}
+        self.has_both = bool(self.program.bodies) and int(Kind.BACKWARD) in kinds
         self.body_of = {id(body.program): n for n, body in enumerate(self.program.bodies)}
 
     # Steps.
@@ -183,10 +192,14 @@ class TraceRecorder:
         """Meet the others, so that the step begins everywhere at once."""
         ahead = self.warmup - self.taken
         self.walk.op_by_op = bool(self.program.bodies) and 0 < ahead <= min(BY_OP, self.warmup - 1)
-        self.is_on = -self.num_steps < ahead <= 0 or (ahead == 1 and self.walk.op_by_op)
+        last = BY_OP + TAKEN_APART
+        self.walk.taken_apart = self.has_both and BY_OP < ahead <= last <= self.warmup
+        is_tried = ahead == 1 and self.walk.op_by_op
+        is_tried = is_tried or (ahead == BY_OP + 1 and self.walk.taken_apart)
+        self.is_on = -self.num_steps < ahead <= 0 or is_tried
         if not self.is_on:
             return
-        if not self.steps and not self.by_op:
+        if not self.steps and not self.by_op and not self.apart:
             self.offset_s = clock_offset_s(self.rank, self.walk.run.comm.home)
             self.probes = probed(self.rank, self.world, self.walk.run.comm.home, self.offset_s)
             if self.has_cpu:
@@ -208,7 +221,8 @@ class TraceRecorder:
                 self.taken, self._second(self.began), self._second(ended), tasks,
                 self._length(self.between), cpu_s if self.has_cpu else None,
             )  # fmt: skip
-            (self.by_op if self.walk.op_by_op else self.steps).append(step)
+            steps = self.apart if self.walk.taken_apart else self.steps
+            (self.by_op if self.walk.op_by_op else steps).append(step)
             if len(self.steps) == self.num_steps:
                 self.finish()
         self.taken += 1
@@ -220,7 +234,7 @@ class TraceRecorder:
         trace = RankTrace(
             plan_fingerprint(self.plan), self.rank, self.world,
             environment_of(self.device, True).device, str(torch.__version__), __version__,
-            self.offset_s, tuple(self.steps), self.probes, tuple(self.by_op),
+            self.offset_s, tuple(self.steps), self.probes, tuple(self.by_op), tuple(self.apart),
         )  # fmt: skip
         self.written = write_trace(self.folder, trace)
 
@@ -245,6 +259,17 @@ class TraceRecorder:
 
     def end_work(self) -> None:
         """It has ended."""
+        if self.is_on:
+            self._pop()
+
+    def start_part(self, task: int, phase: Phase, microbatch: int) -> None:
+        """The data or the weight gradients of a backward begin."""
+        if self.is_on:
+            self._push(task, -1, -1, microbatch)
+            self.open[-1].part = phase
+
+    def end_part(self) -> None:
+        """They have ended."""
         if self.is_on:
             self._pop()
 
@@ -285,8 +310,8 @@ class TraceRecorder:
             self._second(each.start), self._second(each.end), self._length(each.waits),
             None if each.done is None else self._second(each.done), self._length(each.exposed),
             "step" if work is None else work.purpose.words,
-            "" if work is None else work.phase.name.lower(),
-            "" if work is None else work.op or work.collective,
+            "" if work is None else (each.part or work.phase).name.lower(),
+            APART if each.part else "" if work is None else work.op or work.collective,
             -1 if work is None else work.stage, name, each.cpu if self.has_cpu else None,
         )  # fmt: skip
 
