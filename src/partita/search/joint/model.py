@@ -463,6 +463,8 @@ class JointModel:
 
     def splits(self, key: TableKey) -> tuple[SplitStrategy, ...]:
         """The strategies of a table, with the splits that they stand for."""
+        if key not in self._splits and self.interrupted():
+            return ()
         if key not in self._splits:
             on_mesh = self.on_mesh(self._mesh(key), key.num_microbatches, key.in_flight)
             split_strategies = list(on_mesh.strategies)
