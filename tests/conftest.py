@@ -45,34 +45,40 @@ settings.load_profile("fixed")
 assert callable(providers._get_local_constants)
 providers._get_local_constants = providers.Constants
 
-# In a fresh clone the first use of a search compiles it, seconds each, for all processes that come
-# later. xdist gives each of two workers one half of the tests to begin with (and lets who is done
-# take over what the other has not begun): one half begins with what compiles, the other with what
-# needs nothing compiled.
-COMPILED = ("engine", "search")
-NEVER_COMPILED = ("capture", "cluster", "graph", "problems", "zoo")
-# Ranks are forked off a server that takes seconds to start: their tests are neighbours, so that
-# one worker runs them all.
-RANKS = ("emit", "run")
+# xdist gives each worker one part of the tests to begin with, equal in number, and lets who is done
+# take over what another has at its end. So each part begins with folders that take long and share
+# what is dear, and ends with tests of a few milliseconds. In a fresh clone the first use of a
+# search compiles it, seconds each, for all processes that come later: one part begins with that.
+# Ranks are forked off a server that takes seconds to start, as Triton's interpreter and the browser
+# do: one worker has all their tests. Ranks also wait a lot, for each other and for timeouts: three
+# workers keep two cores busy.
+BEGINNINGS = (
+    ("engine", "search", "jobs", "capture"),  # what compiles
+    ("run", "emit"),  # ranks
+    ("gpu", "cli", "report", "serve", "export"),  # kernels and pages
+)
 HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     @functools.cache
-    def folder_of(path: Path) -> str:
-        return path.relative_to(HERE).parts[0]
+    def beginning_of(path: Path) -> tuple[int, int]:
+        folder = path.relative_to(HERE).parts[0]
+        for number, folders in enumerate(BEGINNINGS):
+            if folder in folders:
+                return number, folders.index(folder)
+        return len(BEGINNINGS), 0
 
-    def folder(item: pytest.Item) -> str:
-        return folder_of(item.path)
-
-    first = [item for item in items if folder(item) in COMPILED]
-    second = [item for item in items if folder(item) in NEVER_COMPILED]
-    others = [item for item in items if folder(item) not in (*COMPILED, *NEVER_COMPILED)]
-    others.sort(key=lambda item: folder(item) not in RANKS)
-    cut = max(0, len(items) // 2 - len(first))
-    while 0 < cut < len(others) and others[cut].path == others[cut - 1].path:
-        cut += 1  # the tests of a file share what they have made
-    items[:] = [*first, *others[:cut], *second, *others[cut:]]
+    parts: list[list[pytest.Item]] = [[] for _ in (*BEGINNINGS, "short")]
+    for item in sorted(items, key=lambda item: beginning_of(item.path)):  # stable
+        parts[beginning_of(item.path)[0]].append(item)
+    short, size = parts.pop(), len(items) // len(BEGINNINGS)
+    ordered: list[pytest.Item] = []
+    for number, part in enumerate(parts):
+        room = max(0, (number + 1) * size - len(ordered) - len(part))
+        ordered += [*part, *short[:room]]
+        del short[:room]
+    items[:] = [*ordered, *short]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -90,6 +96,12 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
         gc.set_threshold(100_000, 20, 20)
         silence_traces()  # before pytest hangs its handlers on loggers for all tests
+
+
+def pytest_sessionfinish() -> None:
+    """Nor at what all tests have kept, gigabytes, before the process ends: that takes seconds."""
+    gc.collect(1)  # what nobody closed is told of, as far as it is of late
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

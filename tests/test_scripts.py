@@ -185,7 +185,7 @@ def test_a_failed_installation_is_said_and_tried_again(ready):
 
 def test_the_tests_get_the_arguments_and_end_with_what_is_next(ready):
     result = ready.run("test", "tests/cli", "-k", "two words")
-    assert ready.calls[-1] == "python -m pytest -n 2 --dist worksteal tests/cli -k two words"
+    assert ready.calls[-1] == "python -m pytest -n 3 --dist worksteal tests/cli -k two words"
     closing, after = result.stdout.splitlines()[-2:]
     assert closing == "=== 3 passed ==="
     assert "Next: scripts/demo" in after
@@ -257,9 +257,9 @@ def test_ci_runs_the_commands_of_the_readme_in_environments_that_only_they_have_
     assert result.returncode == 0, result.stderr
     pytest_calls = [call for call in ready.calls if " -m pytest" in call]
     assert pytest_calls == [
-        "python -m pytest -n 2 --dist worksteal",
+        "python -m pytest -n 3 --dist worksteal",
         "python -m pytest -n 2 --dist worksteal --durations=5 tests/every_doc_command.py",
-        "python -m pytest -n 2 --dist each --random 180 --seed 8230",  # there is no repository here
+        "python -m pytest -n 2 --dist each --random 240 --seed 8230",  # there is no repository here
     ]
     targets = [call.rsplit(" ", 1)[1] for call in ready.installs if "--editable" in call]
     assert targets == [".[test]", ".[dev]", ".[docs]", "."]

@@ -503,6 +503,10 @@ def _array(value: object, name: str) -> Any:
     if value is None:
         return None
     dtype = _COLUMNS[name]
+    if type(value) is np.ndarray and value.dtype == dtype and value.ndim:
+        flags = value.flags
+        if flags.c_contiguous and not flags.writeable:
+            return value  # as a builder has made it
     try:
         given = np.asarray(value)
         if np.issubdtype(dtype, np.integer):
@@ -603,8 +607,12 @@ def _check_meaning(program: Program) -> None:
     """Works name values, groups and bodies that are there; a value is a slice of an earlier one."""
     counts = {"values": len(program.values), "groups": len(program.groups)}
     for number, work in enumerate(program.works):
+        numbers = (*work.reads, *work.writes)
+        right = not numbers or (min(numbers) >= 0 and max(numbers) < counts["values"])
+        if right and work.group < counts["groups"] and work.body < len(program.bodies):
+            continue
         named = {
-            "values": (*work.reads, *work.writes),
+            "values": numbers,
             "groups": () if work.group < 0 else (work.group,),
             "bodies": () if work.body < 0 else (work.body,),
         }

@@ -75,7 +75,7 @@ def test_sharded_parameters_are_gathered_and_gradients_kept_in_parts(model, zero
 def test_any_split_that_can_be_written_gives_the_numbers_of_the_model():
     rng = random.Random(3)
     right = refused = 0
-    for trial in range(24):
+    for trial in range(15):
         graph = (perceptron, block, gpt)[trial % 3]()
         axes = rng.choice([(Axis("a", 2),), (Axis("a", 4),), (Axis("a", 2), Axis("b", 2))])
         try:
@@ -86,7 +86,7 @@ def test_any_split_that_can_be_written_gives_the_numbers_of_the_model():
             continue
         assert error_of(plan, graph) < 1e-9, trial
         right += 1
-    assert right >= 8, refused
+    assert right >= 5, refused
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,9 @@ for spec, block, chunk in (
     step.keys.copy_(keys)
     step.values.copy_(values)
     with torch.no_grad():
-        edges = (0, 1, chunk - 1, chunk, chunk + 1, spec.length - 1)
+        edges = (0, chunk - 1, chunk, spec.length - 1)
+        if chunk < spec.length and spec.batch == 1 and spec.layers > 1:
+            edges += (1, chunk + 1)
         for position in sorted({min(edge, spec.length - 1) for edge in edges}):
             token = torch.randint(spec.vocab, (spec.batch,))
             step.logits.fill_(float("nan"))

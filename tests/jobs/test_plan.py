@@ -126,7 +126,7 @@ def test_pins_are_kept_and_bans_are_not_found():
 @pytest.mark.parametrize("name", ["gpipe", "interleaved", "zb-h2"])
 def test_a_pinned_schedule_is_that_of_every_plan(name):
     pins = [f"schedule={name}", "pp=2"]
-    planned = plan("gpt2@128", "2xA100", batch=8, pin=pins, stop=QUICK)
+    planned = plan(f"{GPT2}@128", "2xA100", batch=8, pin=pins, stop=QUICK)
     for candidate in (planned.best, *planned.others):
         assert candidate.simulation.schedule.name == name
 
