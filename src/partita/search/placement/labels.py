@@ -16,10 +16,10 @@ w its work for one batch; with q full rounds of K before the last one and r = N 
 f is the work that a batch begins with before the device of the input is idle again, which is when
 the next one is let in. `first` is the time before the first work of s plus that after its last.
 `out` is how long a batch is away from s: between its last work there forward and its first
-backward. Before any batch comes back, s has at most the forward work of K batches, since no more are let in;
-when the last has gone out, at most the backward work of K. The two waits of s do not overlap, as
-the last batch is let in after one has ended. All this holds for any part of the work of s as well:
-the greatest is kept, over the ranges where `first` may end or `out` begin.
+backward. Before any batch comes back, s has at most the forward work of K batches, since no more
+are let in; when the last has gone out, at most the backward work of K. The two waits of s do not
+overlap, as the last batch is let in after one has ended. All this holds for any part of the work
+of s as well: the greatest is kept, over the ranges where `first` may end or `out` begin.
 
 What the rest of the chain adds at least is known for several weighings of time, loads and bytes (a
 Lagrangian relaxation: bytes have a price, and room on the devices earns it back). A label is left
