@@ -12,8 +12,9 @@ from partita.graph.files import write_graph
 from partita.jobs.idle import idle_account
 from partita.jobs.simulate import data_parallel, simulate
 from partita.jobs.traffic import hidden_share
+from partita.jobs.workload import load
 from partita.meaning import Purpose
-from partita.plans import Alternative, Schedule
+from partita.plans import Alternative, Mesh, Schedule, Stage
 from partita.report.page import plan_page
 from partita.report.summary import simulation_text
 from partita.timeline import LaneSketch
@@ -257,15 +258,32 @@ def test_what_bounds_the_busiest_device_leaves_what_it_is_idle():
 
 def test_waits_inside_of_stages_and_the_bubble_are_told_apart_and_add_up():
     plan = fully_sharded("squeezenet1_1@64", "2xA100", batch=4)
-    simulation = simulate(replace(plan, schedule=Schedule("1f1b", 2)))
+    splits, axes = plan.stages[0].splits, plan.stages[0].mesh.axes
+    half = len(splits) // 2
+    stages = (
+        Stage("first", Mesh(axes, (0, 1)), splits[:half]),
+        Stage("second", Mesh(axes, (2, 3)), splits[half:]),
+    )
+    workload = load("squeezenet1_1@64", batch=4)
+    simulation = simulate(plan_of(workload, "4xA100", stages, Schedule("1f1b", 2)))
     told = simulation_text(simulation)
     waiting, bubble = simulation.bounds()["waiting"], simulation.exposed_s
+    assert waiting > 1.1 * bubble > 0
     inside = units.seconds(waiting - bubble)
-    assert waiting > 2 * bubble
     assert f" on the busiest device, {inside} of it exposed communication; " in told
     assert f"; bubble {units.seconds(bubble)} " in told
-    share = waiting / simulation.step_s
-    assert f"bubble and exposed communication {share:.0%}" in told
+    assert f"bubble and exposed communication {waiting / simulation.step_s:.0%}" in told
+
+
+def test_one_stage_has_no_bubble_and_tells_all_it_waits_for():
+    plan = fully_sharded("squeezenet1_1@64", "2xA100", batch=4)
+    simulation = simulate(replace(plan, schedule=Schedule("1f1b", 2)))
+    told = simulation_text(simulation)
+    waiting = simulation.bounds()["waiting"]
+    computing = units.seconds(simulation.step_s - waiting)
+    assert "bubble" not in told
+    assert f"compute    {computing}   exposed communication {units.seconds(waiting)}\n" in told
+    assert f"exposed communication {waiting / simulation.step_s:.0%}" in told
 
 
 def test_the_overlap_is_that_of_one_device():

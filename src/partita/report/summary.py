@@ -180,15 +180,18 @@ def _busy_text(simulation: Simulation) -> str:
     What blocks wait for inside and the bubble between them add up to what bounds the step beside
     work (`bound_shares`).
     """
-    busy, sent = units.seconds(simulation.compute_s), units.seconds(simulation.communication_s)
-    idle_s = max(0.0, simulation.exposed_s)
-    idle, host = units.seconds(idle_s), simulation.workload.execution != "graph"
-    if simulation.is_pipelined:
-        inside = units.seconds(max(0.0, simulation.bounds()["waiting"] - idle_s))
-        waits = "exposed communication, host" if host else "exposed communication"
-        mine = f"{busy} on the busiest device, {inside} of it {waits}; bubble {idle}"
-        return f"stages     {mine}   sends between stages {sent}"
-    return f"compute    {busy}   communication {sent}; {_waits_for(simulation)} {idle}"
+    idle_s, waits = max(0.0, simulation.exposed_s), _waits_for(simulation)
+    sent = units.seconds(simulation.communication_s)
+    if not simulation.is_pipelined:
+        busy = units.seconds(simulation.compute_s)
+        return f"compute    {busy}   communication {sent}; {waits} {units.seconds(idle_s)}"
+    waiting_s = simulation.bounds()["waiting"]
+    if simulation.num_stages == 1:
+        busy = units.seconds(simulation.step_s - waiting_s)
+        return f"compute    {busy}   {waits} {units.seconds(waiting_s)}"
+    inside, busy = units.seconds(max(0.0, waiting_s - idle_s)), units.seconds(simulation.compute_s)
+    mine = f"{busy} on the busiest device, {inside} of it {waits.removeprefix('bubble and ')}"
+    return f"stages     {mine}; bubble {units.seconds(idle_s)}   sends between stages {sent}"
 
 
 def _waits_for(simulation: Simulation) -> str:
