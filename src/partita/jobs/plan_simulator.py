@@ -19,7 +19,7 @@ from partita.cluster import Cluster
 from partita.compiled import work_clock
 from partita.costs.roofline import work_bound_s
 from partita.degrees import axis_names, copied_bytes, stage_degrees, zero_words
-from partita.jobs.advice import what_would_fit
+from partita.jobs.advice import what_may_fit, what_would_fit
 from partita.jobs.constraints import ANYWHERE, SEARCHED, Constraints, keeps_degrees
 from partita.jobs.frameworks import RankedStrategy
 from partita.jobs.plan_settings import USUAL, PlanSettings
@@ -443,6 +443,8 @@ class Planned:
 
 def planned(simulator: Simulator, result: Result[Any], spec: str, space: str = "") -> Planned:
     """The answer, from all that was simulated; `space` where it is not the joint problem's."""
+    if simulator.best() is None and simulator.cut() and not simulator.stop.interrupted():
+        _try_what_fits(simulator)
     best, work_s = _in_full(simulator), simulator.work_s
     simulator.attempt.refuse_if_all_failed(simulator.candidates)
     bound = max(work_s, (result.lower_bound or 0.0) if simulator.bounds_hold else 0.0)
@@ -462,6 +464,14 @@ def planned(simulator: Simulator, result: Result[Any], spec: str, space: str = "
         len(simulator.candidates), result.evaluations, simulator.objective, space, problem,
         _cut_otherwise(simulator, best),
     )  # fmt: skip
+
+
+def _try_what_fits(simulator: Simulator) -> None:
+    """The time is up and nothing that fits was met: any plan that does is better than none."""
+    for stages, schedule in what_may_fit(simulator.model, simulator.settings.advice):
+        simulator.add("search", stages, schedule)
+        if simulator.best() is not None:
+            return
 
 
 def _cut_otherwise(simulator: Simulator, best: SimulatedPlan | None) -> SimulatedPlan | None:
@@ -604,4 +614,6 @@ def _why_not(simulator: Simulator, early: object) -> str:
         if simulator.constraints.pinned_to("recompute") == "selective":
             asked += ", where selective needs ops that are cheap to run again"
         return f"{asked}; drop one of these constraints"
-    return what_would_fit(simulator.model, simulator.max_memory, simulator.settings.advice)
+    return what_would_fit(
+        simulator.model, simulator.max_memory, simulator.settings.advice, limit if early else None
+    )
