@@ -1,11 +1,13 @@
 """Is every pin and every ban of `partita plan` obeyed, or refused in words?
 
     python benchmarks/pins.py                      # schedules x pp x vpp, degrees, pairs, bans
+    python benchmarks/pins.py --degrees            # dp, tp, cp, ep, sp alone, in pairs, with others
     python benchmarks/pins.py --model gpt2@128 --machine 8xV100 --batch 16 --time-limit 2
 
 An answer is `obeyed` (the file has what was pinned and nothing that was forbidden), `refused` (an
 error that says what to change, or no plan that fits), or `wrong`. Exit code 1 if any is wrong.
-The file is read as JSON, by other code than what makes or checks plans.
+The file is read as JSON, by other code than what makes or checks plans. Degrees (dp, tp, cp, ep,
+sp) are read off what the model's products split along each axis: the letters of docs/kinds.md.
 """
 
 import argparse
@@ -22,9 +24,51 @@ from partita.schedules.named import NAMED
 from partita.search.base import Stop
 
 Plan = dict[str, Any]
+Kinds = dict[str, str]  # op -> kind
+# What a letter of a product's loops stands for, read in docs/kinds.md.
+LETTERS = {
+    "linear": {"b": "dp", "s": "cp", "t": "cp", "n": "tp", "k": "tp"},
+    "attention": {"b": "dp", "s": "cp", "t": "cp", "h": "tp", "g": "tp"},
+    "matmul": {"b": "dp", "h": "tp", "g": "tp"},
+    "expert_linear": {"c": "dp", "e": "ep", "n": "tp", "k": "tp"},
+}
+NORMS = ("layer_norm", "rms_norm")
+ODD = 1 / 6  # of the products along an axis: the output layer may split something else
 
 
-def decided(plan: Plan) -> dict[str, set[str]]:
+def degrees(stage: Plan, kinds: Kinds) -> dict[str, str]:
+    """How far one stage is split for what, and whether its norms are split along tp by sequence.
+
+    Of a stage without products (a loss alone) nothing is said.
+    """
+    if not any(kinds.get(split["op"]) in LETTERS for split in stage["splits"]):
+        return {}
+    sizes = dict.fromkeys(("dp", "tp", "cp", "ep"), 1)
+    norms: set[bool] = set()
+    for place, axis in enumerate(stage["mesh"]["axes"]):
+        if axis["size"] == 1:
+            continue
+        used: Counter[str] = Counter()
+        for split in stage["splits"]:
+            letters = LETTERS.get(kinds.get(split["op"], ""), {})
+            used[letters.get(split["dims"][place], "")] += 1
+        del used[""]
+        most = {name for name, count in used.items() if count > ODD * used.total()}
+        if used["ep"] and most <= {"ep", "dp"}:
+            most = {"ep"}
+        if len(most) == 1:
+            sizes[most.pop()] *= axis["size"]
+            if used["tp"] > used.total() / 2:
+                norms |= {
+                    split["dims"][place] in ("s", "t")
+                    for split in stage["splits"]
+                    if kinds.get(split["op"]) in NORMS
+                }
+    sp = "several" if len(norms) > 1 else "yes" if True in norms else "no"
+    return {**{name: str(size) for name, size in sizes.items()}, "sp": sp}
+
+
+def decided(plan: Plan, kinds: Kinds) -> dict[str, set[str]]:
     """What a plan's file says of each decision: one value, or several where stages differ."""
     stages = plan["stages"]
     groups = [tuple(stage["mesh"]["devices"]) for stage in stages]
@@ -32,6 +76,7 @@ def decided(plan: Plan) -> dict[str, set[str]]:
     micro = schedule["num_microbatches"]
     zero = {str(split["zero"]) for stage in stages for split in stage["splits"]}
     recompute = {stage["checkpointing"] for stage in stages}
+    split = [degrees(stage, kinds) for stage in stages]
     if "selective" in recompute:  # a stage may have nothing that is cheap to run again
         recompute.discard("none")
     return {
@@ -43,12 +88,13 @@ def decided(plan: Plan) -> dict[str, set[str]]:
         "zero": zero - {"0"} or {"0"},
         "mesh": {"x".join(str(axis["size"]) for axis in s["mesh"]["axes"]) for s in stages},
         "execution": {plan["model"].get("execution", "graph")},
+        **{key: {own[key] for own in split if own} for key in ("dp", "tp", "cp", "ep", "sp")},
     }
 
 
-def faults(plan: Plan, pins: list[str], bans: list[str]) -> list[str]:
+def faults(plan: Plan, pins: list[str], bans: list[str], kinds: Kinds) -> list[str]:
     """What was asked of a plan and is not so."""
-    said = decided(plan)
+    said = decided(plan, kinds)
     wrong = []
     for text in pins:
         key, _, value = text.partition("=")
@@ -85,7 +131,24 @@ def questions() -> list[tuple[list[str], list[str]]]:
     return asked
 
 
-def answered(given: argparse.Namespace, pins: list[str], bans: list[str]) -> tuple[str, str]:
+def degree_questions() -> list[tuple[list[str], list[str]]]:
+    """Degrees alone, in pairs, with stages and schedules, and forbidden."""
+    values = {"dp": (1, 2, 4, 8), "tp": (1, 2, 4, 8), "cp": (1, 2, 4), "ep": (1, 2, 4),
+              "sp": ("yes", "no")}  # fmt: skip
+    single = [f"{key}={value}" for key, some in values.items() for value in some]
+    others = ("pp=2", "pp=1", "micro-batches=4", "zero=3", "schedule=1f1b", "recompute=full")
+    pairs = itertools.combinations(single, 2)
+    asked = [([text], list[str]()) for text in single]
+    asked += [([a, b], []) for a, b in pairs if a[:2] != b[:2]]
+    asked += [([a, b], []) for a, b in itertools.product(single, others)]
+    asked += [([], [text]) for text in single]
+    asked += [([a], [b]) for a, b in itertools.product(("pp=2", "tp=2", "zero=1"), single)]
+    return asked
+
+
+def answered(
+    given: argparse.Namespace, pins: list[str], bans: list[str], kinds: Kinds
+) -> tuple[str, str]:
     """What became of a question, and the words for it."""
     stop = Stop(time_s=given.time_limit, gap=0.9)
     try:
@@ -99,7 +162,7 @@ def answered(given: argparse.Namespace, pins: list[str], bans: list[str]) -> tup
     if answer.plan is None:
         return "refused", "no plan fits"
     made = json.loads(answer.plan.to_json())
-    wrong = faults(made, pins, bans)
+    wrong = faults(made, pins, bans, kinds)
     return ("wrong", "; ".join(wrong)) if wrong else ("obeyed", str(answer.plan))
 
 
@@ -111,11 +174,15 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--time-limit", type=float, default=1.0)
     parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--degrees", action="store_true", help="ask for dp, tp, cp, ep, sp")
     parser.add_argument("--every", type=int, default=1, help="ask one of so many")
     given = parser.parse_args()
     counts: Counter[str] = Counter()
-    for pins, bans in questions()[:: given.every]:
-        kind, why = answered(given, pins, bans)
+    asked = degree_questions() if given.degrees else questions()
+    graph = partita.model(given.model, batch=given.batch)
+    kinds = {op.name: op.kind for op in graph.ops}
+    for pins, bans in asked[:: given.every]:
+        kind, why = answered(given, pins, bans, kinds)
         counts[kind] += 1
         if kind == "wrong" or given.verbose:
             print(f"{kind:8} pin {' '.join(pins)} forbid {' '.join(bans)}: {why}", flush=True)

@@ -9,11 +9,12 @@ what a calibration from the first plan's run (1F1B) says of the others: what is 
 plan and used for another. `--repeat 3` runs all plans several times in turns and tells medians too;
 then `from its kind` is what a calibration from the first run of the same plan says of the later
 ones. Where ranks had less than 95 % of their cores, a step is replayed with the processor time of
-its tasks (`jobs/calibrate.py`), and the clock's is told beside it. The speed-up over the module in
-one process (with the micro-batches of the pipelines) is by the clock where ranks had their cores,
-else in processor time, and told beside the one that the first calibration predicts. `--order FILE`
-keeps the searched order there, or takes it from there where it is known: a machine without the
-search's solver can then run it. `--json` prints a line of JSON for each run as it ends.
+its tasks (`jobs/calibrate.py`), and the clock's is told beside it (`--replay`: always, so that runs
+under changing load compare). The speed-up over the module in one process (with the micro-batches of
+the pipelines) is by the clock where ranks had their cores, else in processor time, and told beside
+the one that the first calibration predicts. `--order FILE` keeps the searched order there, or takes
+it from there where it is known: a machine without the search's solver can then run it. `--json`
+prints a line of JSON for each run as it ends.
 """
 
 import argparse
@@ -40,6 +41,7 @@ from partita.jobs.run_trace import read_traces, trace_path
 from partita.jobs.shapes import searched_schedule
 from partita.jobs.simulate import Simulation, simulate, simulate_stages
 from partita.jobs.strategies import STRATEGIES
+from partita.jobs.trace_match import MOST_OF
 from partita.jobs.workload import Workload, load
 from partita.lower import Memo
 from partita.plans import ClusterRef, Mesh, OpSplit, Origin, Plan, Schedule, Stage
@@ -48,6 +50,7 @@ from partita.search.base import Stop
 ROOT = Path(__file__).resolve().parent.parent
 BATCH = 8
 SPEC = f"{Path(__file__).resolve()}:make"
+ALWAYS = 2.0  # more than a rank can have of its core
 ALONE_S = 6.0  # for steps in one process, once there are a few
 KINDS = ("1f1b", "zb-h1", "searched", "zero3", "tensor")
 
@@ -135,13 +138,13 @@ def _plan(kind: str, workload: Workload, options: argparse.Namespace) -> Plan:
 
 
 def _traced(plan: Plan, folder: Path, ranks: int, steps: int) -> Path:
-    """Run a plan on its ranks, and record all steps but the first three."""
+    """Run a plan on its ranks, and record all steps but the first four."""
     file, traces = folder / "plan.json", folder / "trace"
     file.write_bytes(plan.to_json())
     words = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-        str(ranks), "-m", "partita", "run", str(file), "--device", "cpu", "--steps", str(steps + 3),
-        "--trace", str(traces), "--trace-steps", str(steps), "--trace-warmup", "3",
+        str(ranks), "-m", "partita", "run", str(file), "--device", "cpu", "--steps", str(steps + 4),
+        "--trace", str(traces), "--trace-steps", str(steps), "--trace-warmup", "4",
     ]  # fmt: skip
     settings = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(words, env=settings, capture_output=True, text=True, check=False)
@@ -163,7 +166,8 @@ def measure(options: argparse.Namespace) -> list[Figures]:
         plan = _plan(kind, workload, options)
         with tempfile.TemporaryDirectory() as folder:
             traces = _traced(plan, Path(folder), options.ranks, options.steps)
-            compared = compare_trace(plan, read_traces(traces))
+            most_of = ALWAYS if options.replay else MOST_OF
+            compared = compare_trace(plan, read_traces(traces), most_of=most_of)
             if options.keep is not None:
                 shutil.copytree(folder, options.keep / f"{len(rows)}-{kind}")
         first = first or compared.calibration
@@ -252,10 +256,14 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--order", type=Path)
     parser.add_argument("--keep", type=Path, help="a folder for the plans and their traces")
+    parser.add_argument("--replay", action="store_true", help="steps are replayed, never clocked")
+    parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     os.environ["RUN_PREDICTION_LAYERS"] = str(options.layers)
-    os.environ["RUN_PREDICTION_HEADS"] = str(max(4, options.ranks))  # each rank has some of them
+    os.environ["RUN_PREDICTION_WIDTH"] = str(options.width)
+    heads = -(-4 // options.ranks) * options.ranks  # as many for each rank
+    os.environ["RUN_PREDICTION_HEADS"] = str(heads)
     rows = measure(options)
     for kind in options.only.split(",") if options.repeat > 1 and not options.json else ():
         own = [row for row in rows if row.kind == kind]

@@ -205,3 +205,16 @@ def test_schedules_are_written_as_their_papers_do():
 def test_a_language_model_has_tokens_and_an_image_model_none(gpt2):
     assert num_tokens(gpt2) == 8 * 1024
     assert num_tokens(build("alexnet", batch=8)) is None
+
+
+def test_ids_that_are_seen_as_one_row_before_they_are_looked_up_are_tokens():
+    """As GPT-2 of transformers does; positions that no input goes into are none."""
+    g = GraphBuilder("model")
+    ids = g.input("ids", (4, 16), "i64")
+    row = g.reshape(ids, (4, 16), name="view")
+    words = g.embedding(row, 100, 8, name="words")
+    graph = g.finish(words)
+    assert num_tokens(graph) == 64
+    floats = GraphBuilder("image")
+    x = floats.input("x", (4, 16))
+    assert num_tokens(floats.finish(floats.relu(x))) is None

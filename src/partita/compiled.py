@@ -36,7 +36,7 @@ DIGITS = 12  # of the fingerprint: enough for it never to come again
 # Imports that are indented do not matter: nothing that is compiled can have them.
 _IMPORT = re.compile(r"^(?:from|import) partita((?:\.\w+)*)(?: import (\([^)]*\)|.*))?", re.M)
 
-GLANCE_S = 0.05  # interpreted so long before asking whether machine code lies on disk
+GLANCE_S = 0.05  # interpreted so long before asking whether the first machine code lies on disk
 PATIENCE_S = 0.7  # interpreted so long where none does: compiling takes one or two
 LONG_RUN_S = 2.0  # all functions interpreted so long: a run in which compiling pays
 
@@ -46,6 +46,7 @@ class _Compiling:
 
     seconds = 0.0
     interpreted_s = 0.0
+    is_running = False  # machine code of some function: that of others is soon read
     depth = 0
     began = 0.0
 
@@ -119,7 +120,7 @@ class Compiled:
 
     def has_patience(self) -> bool:
         """Is it still sooner done without compiling?"""
-        if self.interpreted_s < GLANCE_S:
+        if self.interpreted_s < GLANCE_S and not _Compiling.is_running:
             return True
         if self.is_kept is None:
             folder = getattr(self.dispatcher.stats, "cache_path", None)
@@ -131,6 +132,7 @@ class Compiled:
     def compile_and_call(self, *arguments: Any) -> Any:
         """From now on compiled."""
         self.call = self.dispatcher
+        _Compiling.is_running = True
         return self.dispatcher(*arguments)
 
     @functools.cached_property

@@ -32,6 +32,7 @@ from partita.graph.record import Call, Graph
 from partita.graph.splits import REPLICATE, input_placement
 
 NEUTRAL = ("x", "y", "z")
+WHOLE = ("i64", "i32", "i16", "i8", "u8")  # types of ids
 FEW = 0.05  # of the ops that vote: so many may split something else than the name says
 # How schedules are written; any other is written as it is.
 TITLES = {
@@ -391,13 +392,16 @@ def _order(stages: Sequence[StageLike], schedule: ScheduleLike) -> list[str]:
 def num_tokens(graph: Graph) -> int | None:
     """The tokens of a batch of a language model: ids that an embedding looks up; None for others.
 
-    A model that looks several inputs up (words, segments, positions) has as many tokens as the
-    longest.
+    These are inputs, or made of inputs that are whole numbers (seen as one row, shifted by one). A
+    model that looks several up (words, segments, positions) has as many tokens as the longest.
     """
-    inputs = {tensor.name for tensor in graph.inputs}
-    counts = [
-        math.prod(graph.tensor(op.inputs[0]).shape)
-        for op in graph.ops
-        if op.kind == "embedding" and op.phase == "forward" and op.inputs[0] in inputs
-    ]
+    fed = {tensor.name for tensor in graph.inputs}
+    counts = []
+    for op in graph.ops:
+        if op.phase != "forward" or not op.inputs:
+            continue
+        if op.kind == "embedding" and op.inputs[0] in fed:
+            counts.append(math.prod(graph.tensor(op.inputs[0]).shape))
+        elif any(name in fed and graph.tensor(name).dtype in WHOLE for name in op.inputs):
+            fed.update(name for name in op.outputs if graph.tensor(name).dtype in WHOLE)
     return max(counts, default=None)

@@ -63,10 +63,10 @@ def test_all_waits_for_other_stages_are_one_row(run, tmp_path):
         tmp_path / "deep.json", "plan", "squeezenet1_1", "--cluster", "4xA100", "--batch", "8",
         "--pin", "pp=4", "--pin", "schedule=1f1b",
     )  # fmt: skip
-    rows = [line for line in run("explain", str(path)).stdout.split("\n") if "waiting for" in line]
+    rows = [line for line in run("explain", str(path)).stdout.split("\n") if "longest for" in line]
     assert len(rows) == 1
-    assert " bubble " in rows[0]
-    assert "waiting for others, longest for stage" in rows[0]
+    assert " waiting for stages " in rows[0]
+    assert "longest for stage" in rows[0]
 
 
 def test_programs_get_everything_and_it_adds_up(run_json, pipeline):
@@ -130,3 +130,20 @@ def test_a_plan_for_another_machine_is_refused(run, split, tmp_path):
     result = run("explain", changed(split, tmp_path, moved))
     assert result.exit_code == 2
     assert "plan again for this machine" in result.stderr
+
+
+def test_the_bubble_is_the_same_number_for_every_command(run, pipeline, split):
+    """Of what it is made `explain` says; a plan of one stage has none."""
+    for name, path in (("deep", pipeline), ("flat", split)):
+        told = [json.loads(run(c, str(path), "--json").stdout) for c in ("explain", "report")]
+        bubbles = {each["bubble"] for each in told}
+        assert len(bubbles) == 1
+        (bubble,) = bubbles
+        assert (bubble > 0) == (name == "deep")
+        assert 0 <= told[0]["waiting"] <= bubble + 1e-9
+        text = run("explain", str(path)).stdout
+        assert (f"the bubble is {bubble:.1%} on average" in text) == (name == "deep")
+        same = json.loads(run("diff", str(path), str(path), "--json").stdout)
+        figures = {each["name"]: each["first"] for each in same["figures"]}
+        assert figures["bubble"] == bubble
+        assert figures["step"] == told[0]["step_s"]

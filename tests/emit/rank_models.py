@@ -61,6 +61,27 @@ def attended(keys=8, **attrs):
     return training_graph(g.finish(loss))
 
 
+def image():
+    """A small net of images: convolutions, norms of channels and groups, pools, and what joins."""
+    g = GraphBuilder("image")
+    x = g.conv(g.input("x", (4, 4, 8, 8)), 8, 3, padding=1, name="conv_1")
+    x = g.relu(g.norm(x, "batch_norm", "norm_1"))
+    y = g.pool(x, 2, stride=2)
+    a = g.norm(g.conv(y, 8, 1, bias=False, name="conv_2"), "group_norm", "norm_2", groups=4)
+    y = g.one("slice", g.concat((y, a)), name="most", axis=3, start=1, stop=4)
+    y = g.one("reduce", y, name="mean", fn="mean", axes=(2, 3))
+    y = g.linear(y, 12, "head")
+    return training_graph(g.finish(g.cross_entropy(y, g.input("targets", (4,), "i64"))))
+
+
+def dropped():
+    g = GraphBuilder("dropped")
+    x = g.relu(g.dropout(g.linear(g.input("x", (8, 16)), 32, "up"), name="drop_1"))
+    x = g.linear(x, 16, "down")
+    loss = g.one("mse_loss", g.dropout(x, name="drop_2"), g.input("y", (8, 16)), name="loss")
+    return training_graph(g.finish(loss))
+
+
 MEGATRON = {
     "q": "n", "k": "n", "v": "n", "attention": "h", "proj": "k", "up": "n", "down": "k",
     "elementwise": "c", "relu": "c", "gelu": "c",
@@ -161,7 +182,7 @@ class _RankView:
         taken.copy_(torch.stack([other[me] for other in theirs]))
 
 
-def run_threads(emitted, inputs, parameters):
+def run_threads(emitted, inputs, parameters, **more):
     """(outputs, gradients) of every rank, run side by side."""
     ranks = ThreadRanks(len(emitted))
     results, errors = [None] * len(emitted), []
@@ -171,7 +192,7 @@ def run_threads(emitted, inputs, parameters):
         module.dist = ranks.of(rank)
         try:
             groups = module.make_groups()
-            results[rank] = module.step(inputs, module.load_shards(parameters), groups)
+            results[rank] = module.step(inputs, module.load_shards(parameters), groups, **more)
         except Exception as error:
             errors.append((rank, error))
 

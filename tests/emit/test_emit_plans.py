@@ -92,6 +92,31 @@ def test_a_plan_of_a_file_is_emitted_from_the_module_in_it(tmp_path):
     assert same(loaded.run_stages(loaded.build_stages(net.state_dict()), x), net(x))
 
 
+def test_a_micro_batch_of_one_sample_may_do_a_step_less(tmp_path):
+    """As masks that are only expanded for several: what is left keeps its stage."""
+    path = tmp_path / "net.py"
+    path.write_text(
+        "import torch\n\n\nclass Net(torch.nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.layers = torch.nn.ModuleList(torch.nn.Linear(6, 6) for _ in range(8))\n\n"
+        "    def forward(self, x):\n"
+        "        mask = torch.arange(6.0).unsqueeze(0)\n"
+        "        if len(x) > 1:\n            mask = mask.expand(len(x), -1)\n"
+        "        for layer in self.layers:\n            x = torch.relu(layer(x + mask))\n"
+        "        return x\n\n\n"
+        "def make(batch=4):\n    torch.manual_seed(0)\n    return Net(), (torch.ones(batch, 6),)\n"
+    )
+    plan = plan_in_parts(f"{path}:make", 2, microbatches=4, batch=4, training=False)
+    emitted = emit_plan(plan)
+    assert len(emitted.class_names) == 2
+    loaded, net = load_source(emitted.source), load_source(path.read_text()).make()[0]
+    x = torch.randn(1, 6)
+    assert same(loaded.run_stages(loaded.build_stages(net.state_dict()), x), net(x))
+    path.write_text(path.read_text().replace("range(8)", "range(9)"))
+    with pytest.raises(PlanError, match="its ops are not those of the graph"):
+        emit_plan(plan, f"{path}:make")
+
+
 def test_a_function_that_gives_no_micro_batch_is_refused(tmp_path):
     (tmp_path / "net.py").write_text(
         "import torch\n\n\ndef make():\n    return torch.nn.Linear(6, 8), (torch.ones(4, 6),)\n"

@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -23,6 +24,8 @@ from tests.emit.rank_models import (
     attended,
     block,
     constants,
+    dropped,
+    image,
     lowered,
     megatron,
     normal,
@@ -100,6 +103,67 @@ def test_norms_and_softmaxes_in_parts_exchange_sums_of_their_rows(axes, tmp_path
     assert "shared_softmax(" in forward
     (tmp_path / "rank.py").write_text(source)
     assert_ruff_has_nothing_to_say(tmp_path)
+
+
+CHANNELS = {"conv_1": "n", "norm_1": "c", "relu": "c", "pool": "c", "conv_2": "c", "norm_2": "g"}
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+@pytest.mark.parametrize("kind", ["batch", "channels", "both"])
+def test_nets_of_images_give_the_numbers_of_the_model(kind, zero):
+    """Norms of channels over a batch in parts exchange sums; bias is added once."""
+    graph = image()
+
+    def dims(op):
+        names = {dim.name for dim in loop_nest(graph.call(op)).dims}
+        return "b" if "b" in names else "", CHANNELS.get(op.name, "")
+
+    axes = {"batch": (Axis("dp", 4), Axis("tp", 1)), "channels": (Axis("dp", 1), Axis("tp", 2))}
+    plan = lowered(graph, axes.get(kind, (Axis("dp", 2), Axis("tp", 2))), dims, lambda: zero)
+    assert error_of(plan, graph) < 1e-9
+    assert ("channels(" in emitted_ranks(plan, graph)[0].source) == (kind != "channels")
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_loss_over_classes_in_parts_exchanges_sums_of_its_rows(count):
+    graph = block()
+    split = {"cross_entropy": "v", "head": "n"}
+    axes = (Axis("tp", count),)
+    plan = lowered(graph, axes, lambda op: (split.get(op.name, split.get(op.kind, "")),))
+    assert error_of(plan, graph) < 1e-9
+    source = emitted_ranks(plan, graph)[1].source
+    assert f"shared_cross_entropy(head, targets, {24 // count}, 32, tp)" in source
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_parts_of_parameters_that_are_no_equal_parts_are_gathered_and_kept(zero):
+    g = GraphBuilder("odd")
+    x = g.relu(g.linear(g.input("x", (6, 5)), 7, "up"))
+    graph = training_graph(g.finish(g.linear(x, 6, "down")))
+    plan = lowered(graph, (Axis("dp", 3),), lambda op: ("b",), lambda: zero)
+    assert error_of(plan, graph) < 1e-9
+    assert ("gather_parts(up_bias, 7, dp)" in emitted_ranks(plan, graph)[2].source) == (zero == 3)
+
+
+def test_masks_of_the_whole_are_drawn_alike_on_all_ranks():
+    """The numbers of one rank that has all, whatever is split; another seed gives others."""
+    graph = dropped()
+    given = example(graph)
+
+    def both(op):
+        names = {dim.name for dim in loop_nest(graph.call(op)).dims}
+        along = {"up": "n", "drop_1": "c", "relu": "c", "down": "k", "drop_2": "c"}.get(op.name, "")
+        return "b" if "b" in names else "", along
+
+    def ran(axes, seed):
+        emitted = emitted_ranks(lowered(graph, axes, both), graph)
+        return emitted, run_threads(emitted, given.inputs, given.parameters, seed=seed)
+
+    ((outputs, gradients),) = ran((Axis("dp", 1), Axis("tp", 1)), 7)[1]
+    alone = SimpleNamespace(outputs=(outputs,), gradients=gradients)
+    axes = (Axis("dp", 2), Axis("tp", 2))
+    assert worst_error(*ran(axes, 7), axes, alone) < 1e-9
+    assert worst_error(*ran(axes, 8), axes, alone) > 1e-3
 
 
 def test_a_rank_is_written_line_by_line(is_golden):
@@ -200,13 +264,6 @@ class TestRefusals:
             emit_rank(plan.program, graph, plan.stages[0], 0)
         return str(refused.value)
 
-    def test_statistics_of_other_ranks(self):
-        def dims(op):
-            return ("v" if op.kind == "cross_entropy" else "",)
-
-        message = self.of(block(), (Axis("tp", 2),), dims)
-        assert "(cross_entropy) exchanges statistics where v is split" in message
-
     def test_statistics_along_two_axes(self):
         def dims(op):
             return ("c", "c") if op.name == "first" else ("", "")
@@ -225,21 +282,23 @@ class TestRefusals:
         message = self.of(attended(softcap=20.0), (Axis("tp", 2),), lambda op: ("",))
         assert "'attention' (attention) caps its scores" in message
 
-    def test_masks_that_are_drawn(self):
-        g = GraphBuilder("dropped")
-        graph = training_graph(g.finish(g.dropout(g.linear(g.input("x", (4, 8)), 8, "up"))))
-        message = self.of(graph, (Axis("dp", 2),), lambda op: ("b",))
-        assert "draws a mask that ranks would have to share" in message
-
     def test_uneven_shares(self):
         message = self.of(perceptron(), (Axis("dp", 2, (3, 1)),), lambda op: ("b",))
         assert "8 elements along dp=2 are uneven; emit without --rank" in message
 
+    def test_windows_that_overlap(self):
+        def dims(op):
+            return ("h" if op.name == "pool" else "",)
+
+        message = self.of(image(), (Axis("sp", 2),), dims)
+        assert "'pool' (pool) is split along h, where windows overlap" in message
+
     def test_ops_that_have_no_line(self):
         g = GraphBuilder("images")
-        graph = training_graph(g.finish(g.conv(g.input("x", (2, 3, 8, 8)), 4, 3)))
+        x = g.one("resize", g.input("x", (2, 3, 8, 8)), name="larger", output=(16, 16))
+        graph = training_graph(g.finish(g.conv(x, 4, 3)))
         message = self.of(graph, (Axis("dp", 2),), lambda op: ("b",))
-        assert "'conv' (conv) has no line yet" in message
+        assert "'larger' (resize) has no line yet" in message
 
     def test_ranks_that_are_not_there(self):
         graph = perceptron()

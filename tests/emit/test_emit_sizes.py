@@ -17,6 +17,7 @@ from partita.emit.symbolic import Recaptured, planned_for, symbolic
 from partita.emit.text import docstring
 from partita.run.sequential import load_source
 from partita.zoo import build
+from tests.emit.transparency import assert_ruff_has_nothing_to_say
 
 
 class Attends(nn.Module):
@@ -70,6 +71,52 @@ def test_batch_and_length_are_those_of_what_is_given():
     for shape in ((4, 6), (1, 6), (3, 9)):
         ids = torch.randint(0, 20, shape)
         assert torch.equal(code.run_stages(stages, ids), module(ids))
+
+
+class Routes(nn.Module):
+    """A part that gets all tokens as one row, and needs how many there are; `split`: of each."""
+
+    def __init__(self, split):
+        super().__init__()
+        self.split = split
+
+    def forward(self, rows, counts):
+        turned = torch.zeros(2 * rows.shape[0], 4)
+        turned = torch.cat([rows, rows]) + turned
+        if self.split:  # what of the rows is batch and what length nobody tells here
+            turned = turned.view(2, counts[0], counts[1], 4).flip(2)
+        return turned.view(2, rows.shape[0], 4).sum(0).clamp(max=1e30)
+
+
+class Routed(nn.Module):
+    def __init__(self, split):
+        super().__init__()
+        self.words = nn.Embedding(20, 4)
+        self.parts = nn.ModuleList(Routes(split) for _ in range(2))
+
+    def forward(self, ids):
+        x = self.words(ids).reshape(-1, 4)
+        for part in self.parts:
+            x = part(x, ids.shape)
+        return x.view(*ids.shape, 4)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_parts_that_see_tokens_alone_are_written_with_their_number(split, tmp_path):
+    """Batch and length cannot be told apart there: what needs both is not promised."""
+    module = Routed(split).eval()
+    source = emitted(module, (torch.randint(0, 20, (4, 6)),), cut=1)
+    assert ("tokens = rows.shape[0]" in source) == (not split)
+    promised = "it takes a batch from 2 up and a length from 2 up" in source
+    assert promised == (not split)
+    assert ("It is for length 6 alone." in source) == split
+    code = load_source(source)
+    stages = code.build_stages(module.state_dict())
+    for shape in ((4, 6), (3, 6), (2, 6), *(() if split else ((2, 5), (3, 9)))):
+        ids = torch.randint(0, 20, shape)
+        assert torch.equal(code.run_stages(stages, ids), module(ids))
+    (tmp_path / "stages.py").write_text(source)
+    assert_ruff_has_nothing_to_say(tmp_path)
 
 
 def test_a_table_is_made_once_in_a_stage():

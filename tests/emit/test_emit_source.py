@@ -309,3 +309,11 @@ def test_the_code_of_a_small_gpt_is_the_golden_one(is_golden):
     cut = next(i for i, op in enumerate(it.graph.ops) if op.scope.startswith("h.1"))
     stage_of = {op.name: int(i >= cut) for i, op in enumerate(it.graph.ops)}
     is_golden(GOLDEN / "gpt.py.txt", emit_stages(it, stage_of, title="A small GPT"))
+
+
+@pytest.mark.parametrize("more", [[], ["", "Holds a very", "  hung line."]])
+def test_a_docstring_that_is_wrapped_stays_as_it_is_formatted(tmp_path, more):
+    sizes = " and ".join(f"(batch, {size}, length)" for size in range(8))
+    lines = ['"""A file."""', "", "", "def f() -> None:", *docstring([f"{sizes} to it.", *more], 4)]
+    (tmp_path / "wrapped.py").write_text("\n".join(lines) + "\n")
+    assert_ruff_has_nothing_to_say(tmp_path)

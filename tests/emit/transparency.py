@@ -160,11 +160,12 @@ class Apart:
 
 
 def assert_ruff_has_nothing_to_say(path: Path) -> None:
-    """Neither the formatter nor the linter, with the project's own settings."""
+    """Neither the formatter nor the linter, by the project's settings and the linter's own."""
     ruff = Path(sys.executable).with_name("ruff")
     settings = Path(__file__).parents[2] / "pyproject.toml"
-    for command in (["format", "--diff"], ["check"]):
-        options = ["--no-cache", "--config", str(settings), str(path)]
+    own = ["--config", str(settings)]
+    for command in (["format", "--diff", *own], ["check", *own], ["check", "--isolated"]):
+        options = ["--no-cache", str(path)]
         process = subprocess.run([ruff, *command, *options], capture_output=True, text=True)
         assert process.returncode == 0, process.stdout
 

@@ -34,3 +34,44 @@ def test_a_step_gives_the_logits_of_the_model(sizes, batch, dtype, overlap):
             wanted = wide(token, at, *exact)
             own = relative(model(token, at, *caches), wanted)
             assert relative(logits, wanted) <= max(2 * own, 1e-6), position
+
+
+def family(name):
+    """A small model of `transformers` with random weights, biases and norms included."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 1000,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+    }  # fmt: skip
+    if name == "gpt2":
+        config = transformers.GPT2Config(
+            n_embd=256, n_layer=2, n_head=4, vocab_size=1000, n_positions=128
+        )
+        model = transformers.GPT2LMHeadModel(config)
+    elif name == "qwen2":
+        model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes))
+    else:
+        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.05 * torch.randn(parameter.shape))
+    return model.cuda().eval()
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("name", ["gpt2", "qwen2", "qwen3"])
+def test_a_family_of_transformers_has_its_logits_token_by_token(name, batch):
+    from partita.gpu.decode.step import decode_step
+    from partita.gpu.reference_output import relative
+
+    torch.manual_seed(0)
+    model = family(name)
+    tokens = torch.randint(1000, (batch, 100), device="cuda")
+    step = decode_step(model, 100, batch=batch)
+    with torch.no_grad():
+        wanted = model(tokens).logits.float()
+        exact = model.double()(tokens).logits
+        for position in range(100):
+            logits = step(tokens[:, position], position)
+            own = relative(wanted[:, position], exact[:, position])
+            assert relative(logits, exact[:, position]) <= max(10 * own, 1e-5), position

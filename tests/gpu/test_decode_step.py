@@ -81,14 +81,18 @@ def test_a_model_that_is_no_llama_is_refused():
         decoder_weights(nn.Linear(3, 3), 8)
 
 
-def test_biases_other_types_and_the_cpu_are_refused():
+def test_other_types_parts_and_the_cpu_are_refused():
     model = PlainDecoder(SPEC)
     with pytest.raises(InputError, match="the model is on cpu; put it on the GPU"):
         decode_step(model)
     with pytest.raises(InputError, match=r"weights of torch.float64; use float32"):
         decoder_weights(PlainDecoder(SPEC).double(), 8)
-    model.model.layers[0].mlp.up_proj.bias = nn.Parameter(torch.zeros(72))
-    with pytest.raises(InputError, match=r"layers.0.mlp.up_proj.bias is a bias"):
+    model.model.layers[0].mlp.scale = nn.Parameter(torch.zeros(72))
+    with pytest.raises(InputError, match=r"PlainDecoder has mlp.scale, which a step does not read"):
+        decoder_weights(model, 8)
+    model = PlainDecoder(SPEC)
+    model.lm_head.bias = nn.Parameter(torch.zeros(50))
+    with pytest.raises(InputError, match=r"lm_head.bias is a bias; a head without a bias"):
         decoder_weights(model, 8)
 
 
@@ -132,18 +136,26 @@ def compiled(kernel, pointers, constants):
 wide, narrow = "*fp32", "*bf16"
 made = compiled(
     transformer.rows,
-    dict(x=narrow, norm=narrow, w=narrow, out=narrow, copy=narrow, residual=wide),
-    dict(EPS=1e-5, N=64, K=2048, NORM=True, GATED=True, RESIDUAL=False, COPY=False, PDL=True, BN=4,
-         BK=1024, EACH=8),
+    dict(x=narrow, norm=narrow, shift=narrow, w=narrow, bias=narrow, out=narrow, copy=narrow,
+         residual=wide),
+    dict(EPS=1e-5, N=64, K=2048, NORM=True, CENTERED=False, BIAS=False, ACT=1, GATED=True,
+         RESIDUAL=False, COPY=False, PDL=True, BN=4, BK=1024, EACH=8),
 )
 assert "griddepcontrol.wait" in made.asm["ptx"]
+compiled(  # GPT-2's first product of an MLP
+    transformer.rows,
+    dict(x=narrow, norm=narrow, shift=narrow, w=narrow, bias=narrow, out=narrow, copy=narrow,
+         residual=wide),
+    dict(EPS=1e-5, N=3072, K=768, NORM=True, CENTERED=True, BIAS=True, ACT=2, GATED=False,
+         RESIDUAL=False, COPY=False, PDL=True, BN=2, BK=1024, EACH=8),
+)
 assert "v4.b32" in made.asm["ptx"]  # loads of 16 bytes
 compiled(
     transformer.attend,
-    dict(qkv=wide, keys=narrow, values=narrow, position="*i64", cosines=wide, sines=wide, part=wide,
-         stats=wide, count="*i32", out=wide),
-    dict(SCALE=0.125, HEADS=32, GROUP=4, GP=16, GJ=4, D=64, LENGTH=512, SPLITS=8, SB=8, CHUNK=64,
-         PDL=True),
+    dict(qkv=wide, keys=narrow, values=narrow, position="*i64", cosines=wide, sines=wide,
+         q_norm=narrow, k_norm=narrow, part=wide, stats=wide, count="*i32", out=wide),
+    dict(SCALE=0.125, EPS=1e-5, HEAD_NORM=True, HEADS=32, GROUP=4, GP=16, GJ=4, D=64, LENGTH=512,
+         SPLITS=8, SB=8, CHUNK=64, PDL=True),
 )
 from partita.gpu.decode.spec import StepOptions
 
@@ -153,19 +165,20 @@ for kind in ("gate", "head"):  # the largest: what is loaded ahead has room on a
     for dtype, size in (("*bf16", 2), ("*fp32", 4)):
         made = compiled(
             transformer.rows_of_batch,
-            dict(x=dtype, norm=dtype, w=dtype, out=dtype, copy=dtype, residual=wide, part=wide,
-                 count="*i32"),
-            dict(EPS=1e-5, N=8192, K=4096, NORM=gated, GATED=gated, RESIDUAL=not gated,
-                 COPY=not gated, PDL=True, BN=block.rows, BK=block.cols * 2 // size, BATCH=8,
-                 BB=16, SPLIT=block.split, STAGES=options.stages),
+            dict(x=dtype, norm=dtype, shift=dtype, w=dtype, bias=dtype, out=dtype, copy=dtype,
+                 residual=wide, part=wide, count="*i32"),
+            dict(EPS=1e-5, N=8192, K=4096, NORM=gated, CENTERED=gated, BIAS=True, ACT=int(gated),
+                 GATED=gated, RESIDUAL=not gated, COPY=not gated, PDL=True, BN=block.rows,
+                 BK=block.cols * 2 // size, BATCH=8, BB=16, SPLIT=block.split,
+                 STAGES=options.stages),
         )
         assert made.metadata.shared <= 227 * 1024, (kind, dtype, made.metadata.shared)
 several = compiled(
     transformer.rows_of_batch,
-    dict(x=narrow, norm=narrow, w=narrow, out=narrow, copy=narrow, residual=wide, part=wide,
-         count="*i32"),
-    dict(EPS=1e-5, N=64, K=2048, NORM=True, GATED=False, RESIDUAL=True, COPY=True, PDL=True, BN=16,
-         BK=256, BATCH=5, BB=16, SPLIT=4, STAGES=3),
+    dict(x=narrow, norm=narrow, shift=narrow, w=narrow, bias=narrow, out=narrow, copy=narrow,
+         residual=wide, part=wide, count="*i32"),
+    dict(EPS=1e-5, N=64, K=2048, NORM=True, CENTERED=False, BIAS=False, ACT=0, GATED=False,
+         RESIDUAL=True, COPY=True, PDL=True, BN=16, BK=256, BATCH=5, BB=16, SPLIT=4, STAGES=3),
 )
 assert "mma.sync" in several.asm["ptx"] and "cp.async" in several.asm["ptx"]
 print("all right")

@@ -75,6 +75,70 @@ def test_tokens_are_those_of_transformers_greedy_and_sampled():
     assert in_interpreter(SAME) == "all right\n"
 
 
+FAMILIES = """
+import torch, transformers
+from transformers import (
+    GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM,
+    Qwen3Config, Qwen3ForCausalLM,
+)
+from partita.gpu.decode.generate import generate
+from partita.gpu.decode.spec import KINDS, ProductBlock, StepOptions
+from partita.gpu.decode.step import DecodeStep
+from partita.gpu.decode.weights import decoder_weights
+
+transformers.logging.set_verbosity_error()
+options = StepOptions(
+    dict.fromkeys(KINDS, ProductBlock(32, 64, 4, 1)),
+    {**dict.fromkeys(KINDS, ProductBlock(64, 32, split=2)), "gate": ProductBlock(64, 32)}, chunk=16,
+)
+
+
+def step(model, length, batch):
+    return DecodeStep(decoder_weights(model, length, batch), options)
+
+
+small = dict(hidden_size=48, intermediate_size=40, num_hidden_layers=1, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=16, vocab_size=37)
+gpt2 = dict(n_embd=48, n_layer=1, n_head=3, vocab_size=37, n_positions=24)
+torch.manual_seed(0)
+for model in (
+    GPT2LMHeadModel(GPT2Config(**gpt2)),
+    GPT2LMHeadModel(GPT2Config(**gpt2, n_inner=40, activation_function="relu")),
+    Qwen2ForCausalLM(Qwen2Config(**small)),
+    Qwen3ForCausalLM(Qwen3Config(**small)),
+    LlamaForCausalLM(LlamaConfig(**small, attention_bias=True, mlp_bias=True, hidden_act="gelu")),
+):
+    model = model.eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and norms too
+            parameter.copy_(0.3 * torch.randn(parameter.shape))
+        for batch, positions in ((1, (19,)), (3, (3,))):
+            tokens = torch.randint(37, (batch, 20))
+            whole = model(tokens, use_cache=True)
+            mine = step(model, 20, batch)
+            for number, layer in enumerate(whole.past_key_values.layers):
+                mine.keys[number].copy_(layer.keys)
+                mine.values[number].copy_(layer.values)
+            for position in positions:
+                row = [each[:, :, :, position].clone() for each in (mine.keys, mine.values)]
+                mine.keys[:, :, :, position:], mine.values[:, :, :, position:] = 7.0, 7.0
+                mine.logits.fill_(float("nan"))
+                found, wanted = mine(tokens[:, position], position), whole.logits[:, position]
+                error = (found - wanted).norm() / wanted.norm()
+                assert error < 1e-5, (type(model), model.config, batch, position, error)
+                for cache, kept in zip((mine.keys, mine.values), row, strict=True):
+                    assert torch.allclose(cache[:, :, :, position], kept, atol=1e-5)
+    asked = dict(max_new_tokens=2, eos_token_id=None, do_sample=False, pad_token_id=0)
+    theirs = model.generate(tokens[:, :5], attention_mask=torch.ones(3, 5), **asked)
+    assert torch.equal(generate(model, tokens[:, :5], max_new_tokens=2, make_step=step), theirs)
+print("all right")
+"""
+
+
+def test_every_family_has_the_logits_and_tokens_of_transformers():
+    assert in_interpreter(FAMILIES) == "all right\n"
+
+
 def tiny(**changes):
     sizes = {
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 61,
@@ -97,8 +161,8 @@ def test_a_model_without_a_step_is_left_to_its_own_generate():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"hidden_act": "gelu"}, "hidden_act: the activation 'gelu'; silu can be run"),
-        ({"attention_bias": True}, "q_proj.bias is a bias"),
+        ({"hidden_act": "tanh"}, "hidden_act: the activation 'tanh'; one of silu, swish, gelu_new"),
+        ({"head_dim": 24}, "heads of 24"),
     ],
 )
 def test_configurations_that_a_step_would_get_wrong_are_refused(changes, said):
@@ -112,7 +176,7 @@ def test_models_with_other_parts_are_refused_by_name():
         "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
     }  # fmt: skip
     granite = transformers.GraniteForCausalLM(transformers.GraniteConfig(**sizes))
-    with pytest.raises(InputError, match="a model of type 'granite'; one of llama, mistral"):
+    with pytest.raises(InputError, match=r"type .granite.; one of llama, mistral, .*gpt2"):
         decoder_weights(granite, 8)
     mistral = transformers.MistralForCausalLM(
         transformers.MistralConfig(**sizes, sliding_window=16)
@@ -120,9 +184,25 @@ def test_models_with_other_parts_are_refused_by_name():
     with pytest.raises(InputError, match="sliding_window: attention over a window of 16"):
         decoder_weights(mistral, 8)
     llama = tiny()
-    llama.model.layers[0].self_attn.q_norm = torch.nn.LayerNorm(16, bias=False)
-    with pytest.raises(InputError, match=r"has self_attn.q_norm.weight, which no Llama has"):
+    llama.model.layers[0].self_attn.sinks = torch.nn.Parameter(torch.zeros(2))
+    with pytest.raises(InputError, match=r"has self_attn.sinks, which a step does not read"):
         decoder_weights(llama, 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: found True"),
+        ({"scale_attn_weights": False}, "scale_attn_weights: found False; models with True"),
+        ({"n_positions": 7}, "a cache of 8 rows, and positions up to 7; give a length"),
+        ({"activation_function": "tanh"}, "activation_function: the activation 'tanh'"),
+    ],
+)
+def test_a_gpt2_that_a_step_would_get_wrong_is_refused(change, said):
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 37, "n_positions": 16}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**(sizes | change)))
+    with pytest.raises(InputError, match=said):
+        decoder_weights(model, 8)
 
 
 @pytest.mark.parametrize(

@@ -181,3 +181,30 @@ def test_modules_numbered_by_their_names_are_blocks(name, inner, count, whole):
     outer = whole.format(1).rpartition(".")[0]
     assert not outer or outer not in blocks
     assert not any(block.startswith(f"{whole.format(1)}.") for block in blocks)
+
+
+@pytest.mark.parametrize("unit_beyond", [200, 8])
+@pytest.mark.parametrize("lead", [1, 2, 3])
+def test_a_block_that_opens_with_a_cast_can_be_cut_before_it(unit_beyond, lead):
+    """As captured norms do: what crosses is as large before the cast as behind it."""
+    g = GraphBuilder("model")
+    x = g.input("x", (4, 8))
+    for i in range(lead):
+        x = g.linear(x, 8, name=f"stem{i}")
+    scopes = {}
+    for layer in range(6):
+        x = opened = g.relu(x, name=f"cast{layer}")
+        inner = g.linear(g.relu(x, name=f"square{layer}"), 16, name=f"up{layer}")
+        x = g.add(opened, g.linear(inner, 8, name=f"down{layer}"), name=f"sum{layer}")
+        scopes.update({f"{n}{layer}": f"layers.{layer}" for n in
+                       ("cast", "square", "up", "down", "sum")})  # fmt: skip
+    graph = g.finish(g.linear(x, 8, name="head"))
+    graph = replace(
+        graph, ops=tuple(replace(op, scope=scopes.get(op.name, op.name)) for op in graph.ops)
+    )
+    opens = {f"cast{layer}" for layer in range(6)}
+    whole = {s.ops[0] for s in chain_of(graph, 200, unit_beyond, whole_blocks=True).segments}
+    assert opens <= whole
+    assert whole.isdisjoint(inside_blocks(graph))
+    free = {s.ops[0] for s in chain_of(graph, 200, unit_beyond).segments}
+    assert len(opens & free) >= (6 if unit_beyond > 100 else 5)  # the first run may be in parts

@@ -32,6 +32,19 @@ def test_the_memory_that_is_said_to_be_enough_is(model, cluster, batch, room):
     assert less.plan is None
 
 
+def test_a_search_without_time_answers_what_fits_or_says_that_it_had_none():
+    workload, stop, room = f"{GPT2}@64", Stop(time_s=1e-3), 1.6
+    planned = plan(workload, "4xA100", batch=8, max_memory=room * GIB, stop=stop)
+    assert planned.plan is not None
+    assert planned.status is Status.STOPPED
+    assert planned.best.simulation.fullest[0] <= room * GIB
+    short = plan(workload, "4xA100", batch=8, max_memory=1.1 * GIB, stop=stop)
+    assert short.plan is None
+    assert "no plan that fits 1.10 GiB per device was found in the time limit of 0.001 s: give" in (
+        short.why
+    )
+
+
 def test_the_number_of_devices_that_is_said_to_be_enough_is():
     planned = plan("gpt2-xl@128", "1xV100-16GB", batch=4, stop=SHORT)
     said = re.search(r"([0-9]+) such devices would be enough", planned.why)

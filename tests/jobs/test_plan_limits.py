@@ -1,19 +1,25 @@
 """A limit on time ends the joint search early enough for named strategies, also inside a step."""
 
+import math
 import time
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
+
 from partita.cluster import resolve
 from partita.compiled import work_clock
 from partita.costs.collectives import Collectives
+from partita.graph.chain import chain_of
 from partita.jobs.constraints import parse_constraints
 from partita.jobs.plan import plan
-from partita.jobs.plan_simulator import Clock, _ending
+from partita.jobs.plan_simulator import Clock, _ending, ops_in_full
+from partita.jobs.strategies import PIPELINES
 from partita.jobs.workload import load
 from partita.problems.joint import Cell
 from partita.search.base import Status, Stop
 from partita.search.joint.auto import Auto
+from partita.search.joint.bounds import PlanBounds
 from partita.search.joint.candidates import Candidates
 from partita.search.joint.cells import LikelyCells
 from partita.search.joint.model import JointModel
@@ -33,6 +39,56 @@ def test_the_last_part_of_the_time_is_for_named_strategies():
     assert not Clock(Stop(time_s=100.0), begun - 50).is_late()
     assert not Clock(Stop(), begun - 1e6).must_end()
     assert Clock(Stop(interrupted=lambda: True), begun).must_end()
+
+
+def test_a_large_answer_gets_the_time_that_it_needs_in_the_end():
+    stop, begun = Stop(time_s=10.0), work_clock() - 5
+    small, large = Clock(stop, begun, ending_s=1.0), Clock(stop, begun, ending_s=4.0)
+    assert not small.is_late()
+    assert large.is_late()
+    assert not large.is_over()
+    assert Clock(stop, begun - 2, ending_s=4.0).is_over()
+    assert not Clock(Stop(), begun, ending_s=1e6).is_over()
+
+
+def test_stages_that_are_alike_are_lowered_in_full_once():
+    work, cluster = load("gpt2", batch=32), resolve("4xA100")
+    stages, schedule = PIPELINES["1f1b"].plans(work.graph, chain_of(work.graph), cluster, 32)[0]
+    asked = SimpleNamespace(workload=work, cluster=cluster)
+    whole = ops_in_full(stages, schedule, asked)
+    assert whole == pytest.approx(2 * len(work.graph.ops))
+    assert ops_in_full((*stages, *stages), schedule, asked) == whole
+
+
+def single_stage_bound(spec, level, most):
+    """A bound of one stage with time to ask so often; how many meshes were looked at then."""
+    asked, graph, cluster = [], load("gpt2", batch=32).graph, resolve(spec)
+
+    def interrupted():
+        asked.append(1)
+        return len(asked) > most
+
+    model = JointModel(graph, "adamw", cluster, Collectives(cluster), interrupted=interrupted)
+    cell = next(c for c in model.problem.cells if c.num_microbatches == 1)
+    bound = PlanBounds(model).bound(cell, level, math.inf)
+    return bound, sum("quickest" in mesh.__dict__ for mesh in model._meshes.values())
+
+
+@pytest.mark.parametrize(("spec", "level"), [("8xA100", 1), ("2xA100+4xH100", 0)])
+def test_bounds_ask_for_the_time_before_each_mesh(spec, level):
+    bound, meshes = single_stage_bound(spec, level, math.inf)
+    assert bound > 0
+    assert meshes > 2
+    for most in (0, 1, 2):
+        early, few = single_stage_bound(spec, level, most)
+        assert early == 0.0
+        assert few < max(1, most)
+
+
+@pytest.mark.parametrize(("spec", "level"), [("8xA100", 3), ("2xA100+4xH100", 3)])
+def test_without_time_a_bound_proves_nothing(spec, level):
+    assert single_stage_bound(spec, level, math.inf)[0] > 0
+    assert single_stage_bound(spec, level, 1)[0] == 0.0
 
 
 def test_the_limit_that_is_named_is_the_one_that_was_given():

@@ -12,9 +12,11 @@ from partita.graph.files import write_graph
 from partita.jobs.idle import idle_account
 from partita.jobs.simulate import data_parallel, simulate
 from partita.jobs.traffic import hidden_share
+from partita.jobs.workload import load
 from partita.meaning import Purpose
-from partita.plans import Alternative, Schedule
+from partita.plans import Alternative, Mesh, Schedule, Stage
 from partita.report.page import plan_page
+from partita.report.summary import simulation_text
 from partita.timeline import LaneSketch
 from tests.report.browser import needs_chromium, quiet
 from tests.report.plans import fully_sharded, line, plan_of, simulated, tiny_gpt
@@ -81,7 +83,7 @@ def test_rows_that_stand_for_several_devices_say_so():
     plan = line("squeezenet1_1@64", "2xA100", 2, batch=4)
     few = simulate("squeezenet1_1@64", "2xA100", batch=4)
     many = simulate("squeezenet1_1@64", "64xA100", batch=64)
-    assert " devices in " not in plan_page(plan, few).split("<h2>Memory")[0]
+    assert "2 devices in 1 row: a row stands for devices that do the same" in plan_page(plan, few)
     assert "64 devices in 1 row: the first of each kind is its representative rank" in plan_page(
         plan, many
     )
@@ -252,6 +254,36 @@ def test_what_bounds_the_busiest_device_leaves_what_it_is_idle():
     told = re.search(r"bubble and exposed communication (\d+)%", page)
     assert told is not None
     assert int(told[1]) == round(100 * busiest.idle_s / simulation.step_s)
+
+
+def test_waits_inside_of_stages_and_the_bubble_are_told_apart_and_add_up():
+    plan = fully_sharded("squeezenet1_1@64", "2xA100", batch=4)
+    splits, axes = plan.stages[0].splits, plan.stages[0].mesh.axes
+    half = len(splits) // 2
+    stages = (
+        Stage("first", Mesh(axes, (0, 1)), splits[:half]),
+        Stage("second", Mesh(axes, (2, 3)), splits[half:]),
+    )
+    workload = load("squeezenet1_1@64", batch=4)
+    simulation = simulate(plan_of(workload, "4xA100", stages, Schedule("1f1b", 2)))
+    told = simulation_text(simulation)
+    waiting, bubble = simulation.bounds()["waiting"], simulation.exposed_s
+    assert waiting > 1.1 * bubble > 0
+    inside = units.seconds(waiting - bubble)
+    assert f" on the busiest device, {inside} of it exposed communication; " in told
+    assert f"; bubble {units.seconds(bubble)} " in told
+    assert f"bubble and exposed communication {waiting / simulation.step_s:.0%}" in told
+
+
+def test_one_stage_has_no_bubble_and_tells_all_it_waits_for():
+    plan = fully_sharded("squeezenet1_1@64", "2xA100", batch=4)
+    simulation = simulate(replace(plan, schedule=Schedule("1f1b", 2)))
+    told = simulation_text(simulation)
+    waiting = simulation.bounds()["waiting"]
+    computing = units.seconds(simulation.step_s - waiting)
+    assert "bubble" not in told
+    assert f"compute    {computing}   exposed communication {units.seconds(waiting)}\n" in told
+    assert f"exposed communication {waiting / simulation.step_s:.0%}" in told
 
 
 def test_the_overlap_is_that_of_one_device():

@@ -24,14 +24,14 @@ from partita.problems.placement import (
 from partita.search.base import Status, Stop
 from partita.search.placement import SEARCHES
 from partita.search.placement.attempt import Attempt
-from partita.search.placement.auto import AutoPlacement
+from partita.search.placement.auto import AutoPlacement, _Races
 from partita.search.placement.bounds import latency_bound, lower_bound, surely_over, symmetry_of
 from partita.search.placement.cp_sat import CpSat
 from partita.search.placement.episodes import make_episodes
 from partita.search.placement.fastsim import PlacementSimulator, Pool, workspace
 from partita.search.placement.feasible import valid_placement
 from partita.search.placement.map_elites import Archive, MapElites
-from partita.search.placement.moves import ALL_MOVES, line_of
+from partita.search.placement.moves import ALL_MOVES, BLOCKS, line_of, move, random_state
 from partita.search.placement.tables import tables
 from partita.search.placement.walk import begin_episode, walker
 
@@ -306,3 +306,44 @@ def test_details_hold_the_peak_of_every_device() -> None:
     expected = placement.simulate_exprimo(problem, [0] * len(problem.layers))
     assert tuple(row[4:]) == expected.peak_memory_bytes
     assert row[0] == expected.score_ms
+
+
+def test_placements_that_differ_in_names_or_little_are_alike() -> None:
+    problem = placement.read(DATA / "resnet50-malvik4-limited.json")
+    with Attempt(problem, QUICK, "auto", 0) as attempt:
+        races = _Races(AutoPlacement(), attempt, line_of(problem, attempt.net), 0)
+        halves = np.repeat([1, 2], 37)
+        renamed = np.repeat([3, 4], 37)
+        shifted = np.repeat([1, 2], [36, 38])
+        other = np.repeat([1, 2], [20, 54])
+        assert races.unlike([halves, renamed, shifted, other]) == [0, 3]
+
+
+def test_joined_elites_take_each_side_of_a_cut_from_one_of_them() -> None:
+    problem = placement.read(DATA / "resnet50-malvik4-limited.json")
+    with Attempt(problem, QUICK, "auto", 0) as attempt:
+        races = _Races(AutoPlacement(), attempt, line_of(problem, attempt.net), 0)
+        assert len(races.joined_elites(5)) == 0  # of less than two
+        one, other = np.repeat([1, 2], [20, 54]), np.repeat([3, 4], [50, 24])
+        races.elites = [(1.0, one.tobytes()), (2.0, other.tobytes())]
+        joined = races.joined_elites(200)
+        borders = {tuple(np.flatnonzero(np.diff(row)).tolist()) for row in joined}
+        # Behind a cut in the middle goes on what is on the device there: no third device.
+        assert borders == {(), (19,), (49,), (19, 49)}
+        assert all(len(set(row.tolist())) <= 3 for row in joined)
+
+
+def test_blocks_move_between_cut_layers() -> None:
+    problem = placement.read(DATA / "resnet50-malvik.json")
+    net = tables(problem)
+    cuts = set(net.cut.tolist())
+    line, state = line_of(problem, net), random_state(3)
+    moved = 0
+    for _ in range(200):
+        current = np.repeat([0, 1, 2], [20, 30, 24])
+        if move(net, state, line, current, 1 << BLOCKS):
+            changed = np.flatnonzero(current != np.repeat([0, 1, 2], [20, 30, 24]))
+            assert changed[0] in cuts or changed[0] in (20, 50)
+            assert changed[-1] + 1 in cuts or changed[-1] + 1 in (20, 50, 74)
+            moved += 1
+    assert moved > 20

@@ -7,16 +7,17 @@ from typing import Any
 
 from partita import units
 from partita.costs.physics import alike, around
+from partita.degrees import num_tokens
 from partita.jobs.explain_account import GroupAccount, TimeItem, TimePart
 from partita.jobs.explain_plan import CLEAR, Explained, WhatIf, WorseAssumption
 from partita.plans import Plan
+from partita.report.lanes import ranged
 from partita.report.summary import (
     INTERVAL,
     MEMORY_HEADER,
     job_line,
     predicted_words,
     step_line,
-    tokens_of,
 )
 
 MOST_PARTS = 12
@@ -80,7 +81,7 @@ def _time(told: Explained) -> str:
         )
     if rest:
         rows.append((f"{rest / told.step_s:.1%}", units.seconds(rest), "", "all else", ""))
-    busiest = told.busiest.name
+    busiest = ranged(told.busiest.name)
     if len(told.groups) > 1:
         busiest += f" ({_stage_names(told, told.busiest)})"
     table = _table(("share", "time", "", "what", "where"), rows, numbers=(0, 1))
@@ -98,7 +99,7 @@ def _merged(parts: Sequence[TimePart]) -> list[TimePart]:
         longest = same[0].item.where
         where = f"waiting for {longest}" if longest else ""
         if len(same) > 1:
-            where = f"waiting for others, longest for {longest}"
+            where = f"longest for {longest}"
         item = TimeItem("idle", what, where)
         rows.append(TimePart(item, sum(p.seconds for p in same), sum(p.share for p in same)))
     return sorted(rows, key=lambda part: -part.seconds)
@@ -114,12 +115,15 @@ def _groups(told: Explained) -> str:
             for kind in ("compute", "communication", "update", "idle")
         ]
         mark = "busiest" if group is told.busiest else ""
-        rows.append((group.name, _stage_names(told, group), *shares, mark))
-    header = ("devices", "stages", "compute", "exposed communication", "update", "bubble", "")
+        rows.append((ranged(group.name), _stage_names(told, group), *shares, mark))
+    header = ("devices", "stages", "compute", "exposed communication", "update", "waiting", "")
     table = _table(header, rows, numbers=(2, 3, 4, 5))
     more = len(told.groups) - MOST_GROUPS
     note = f"\n  and {more} groups more (--json has all)" if more > 0 else ""
-    return f"All groups of devices; the bubble is {told.bubble:.1%} on average\n{table}{note}"
+    bubble = told.simulation.bubble
+    messages = max(0.0, bubble - told.waiting)
+    split = f"{told.waiting:.1%} waiting for others, {messages:.1%} for messages"
+    return f"All groups of devices; the bubble is {bubble:.1%} on average: {split}\n{table}{note}"
 
 
 def _stage_names(told: Explained, group: GroupAccount) -> str:
@@ -137,7 +141,7 @@ def _memory(told: Explained) -> str:
     table = _table(("share", "size", "what"), rows, numbers=(0, 1))
     used = memory.peak_bytes / memory.capacity_bytes if memory.capacity_bytes else float("inf")
     title = (
-        f"What fills the memory, on the fullest devices: {_plain(memory.name)}, "
+        f"What fills the memory, on the fullest devices: {_plain(ranged(memory.name))}, "
         f"{units.size(memory.peak_bytes)} of {units.size(memory.capacity_bytes)} ({used:.0%})"
     )
     return f"{title}\n{table}"
@@ -272,10 +276,11 @@ def plan_json(told: Explained) -> dict[str, Any]:
         "lower_bound_s": told.lower_bound_s,
         "fits": simulation.fits,
         "mfu": simulation.mfu,
-        "tokens": tokens_of(simulation.workload.graph),
+        "tokens": num_tokens(simulation.workload.graph) or 0,
         "bounds_s": {bound.name: bound.seconds for bound in told.bounds},
         "busiest": told.busiest.name,
-        "bubble": told.bubble,
+        "bubble": told.simulation.bubble,
+        "waiting": told.waiting,
         "groups": [
             {
                 "devices": group.name,

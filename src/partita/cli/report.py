@@ -103,14 +103,15 @@ def _drawn(suffix: str, timeline: "Timeline", title: str, text: str) -> bytes | 
 
         return timeline_svg(timeline, title=title, fold=True)
     if suffix == ".trace.json":
-        from partita.report.lanes import unfolded
+        from partita.report.lanes import representative
         from partita.report.trace import chrome_trace
 
-        return chrome_trace(unfolded(timeline))
+        return chrome_trace(representative(timeline).timeline)
     if suffix == ".csv":
+        from partita.report.lanes import representative
         from partita.report.task_table import task_table
 
-        return task_table(timeline)
+        return task_table(representative(timeline).timeline)
     return text + "\n"
 
 
@@ -141,7 +142,7 @@ def _saved_timeline(
         )
     suffix = None if output is None else output.ending(OF_TIMELINES)
     timeline = read_timeline(name)
-    text = gantt(timeline, width=width)
+    text = gantt(timeline, width=width, fold=True)
     out.show(text)
     written = None
     if output is not None and suffix is not None:

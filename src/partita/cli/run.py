@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from partita.run.distributed.record import TraceRecorder
 
 
+LEAST_WARMUP, USUAL_WARMUP = 2, 4
+
+
 @click.command()
 @click.argument("plan")
 @click.option("--model", metavar="FILE.PY:NAME", help="The module; else the plan's, if unchanged.")
@@ -51,8 +54,8 @@ if TYPE_CHECKING:
     "--trace-steps", type=click.IntRange(1), default=3, show_default=True, help="How many steps."
 )
 @click.option(
-    "--trace-warmup", type=click.IntRange(0), default=2, show_default=True,
-    help="Steps that are taken before the first that is recorded.",
+    "--trace-warmup", type=click.IntRange(0), show_default="4, or 2 or 3 where --steps are few",
+    help="Steps that are taken before the first that is recorded; some try what a plan lacks.",
 )  # fmt: skip
 @common_options
 def command(
@@ -69,7 +72,7 @@ def command(
     timeout: float,
     trace: str | None,
     trace_steps: int,
-    trace_warmup: int,
+    trace_warmup: int | None,
     out: Output,
 ) -> int:
     """Run a PLAN: one process per device, each walks its part of the program that was simulated.
@@ -130,7 +133,7 @@ def _said_once(rank: int) -> Iterator[None]:
 def _run(
     plan: str, model: str | None, data: str | None, steps: int, lr: float, device: str | None,
     checkpoint: str | None, every: int | None, timeout: float, rank: int, out: Output,
-    tracing: tuple[str | None, int, int] = (None, 0, 0), matmul_dtype: str | None = None,
+    tracing: tuple[str | None, int, int | None] = (None, 0, 0), matmul_dtype: str | None = None,
     backend: str | None = None,
 ) -> int:  # fmt: skip
     from partita.capture.installed import need_torch
@@ -190,11 +193,13 @@ def _run(
 
 
 def _recorder(
-    plan: Plan, steps: int, rank: int, trace: str | None, trace_steps: int, warmup: int
+    plan: Plan, steps: int, rank: int, trace: str | None, trace_steps: int, warmup: int | None
 ) -> "TraceRecorder | None":
     """What records the run, if it was asked for."""
     if trace is None:
         return None
+    if warmup is None:
+        warmup = min(max(steps - trace_steps, LEAST_WARMUP), USUAL_WARMUP)
     if steps < warmup + trace_steps:
         raise InputError(
             f"{steps} steps are fewer than {warmup} of warm-up and {trace_steps} that are traced",

@@ -107,15 +107,17 @@ def command(
     )
     write_dump(dump_graph, simulation.workload.graph, out)
     if trace is not None:
+        from partita.report.lanes import representative
         from partita.report.trace import chrome_trace
 
-        if out.save(OutputFile(trace), lambda: chrome_trace(simulation.timeline)) is not None:
+        drawn = representative(simulation.timeline).timeline
+        if out.save(OutputFile(trace), lambda: chrome_trace(drawn)) is not None:
             out.note(f"trace in {trace}; open it at ui.perfetto.dev or chrome://tracing")
     out.show(simulation_text(simulation, top))
     if gantt:
         from partita.report.terminal import gantt as draw
 
-        out.show("\n" + draw(simulation.timeline))
+        out.show("\n" + draw(simulation.timeline, fold=True))
     out.result(simulation_json(simulation))
     return 0 if simulation.fits else 1
 

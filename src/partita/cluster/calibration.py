@@ -32,6 +32,7 @@ PER_FLOP = "per FLOP"  # after a class: entries whose launch_s is what each cost
 PER_BYTE = "per byte"
 ISSUE = "start of a collective"  # its launch_s is what the host takes for it, on any link
 PART = "part of an update"  # its launch_s is what the optimizer takes for each tensor
+TAKEN_APART = "weight gradient apart"  # what each costs besides that is in a block of its own
 OP_BY_OP = "op by op"  # after a phase: what each op costs besides in a stage that runs op by op
 
 

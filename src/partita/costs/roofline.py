@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from partita.cluster import Cluster, DeviceKind
-from partita.cluster.calibration import ISSUE, OP_BY_OP, PART, PER_BYTE, PER_FLOP
+from partita.cluster.calibration import ISSUE, OP_BY_OP, PART, PER_BYTE, PER_FLOP, TAKEN_APART
 from partita.costs.fusion import FUSED, fused_elements, starts_kernel
 from partita.costs.kernels import HOST_S, Kernels, kernels
 from partita.costs.physics import Physics, physics_of
@@ -306,9 +306,14 @@ def op_by_op_s(device: DeviceKind, phase: str) -> float:
     return _measured_s(device, f"{phase} {OP_BY_OP}")
 
 
-def issue_s(device: DeviceKind) -> float:
-    """What computing waits for until a collective is started, as far as measured."""
-    return _measured_s(device, ISSUE)
+def apart_s(device: DeviceKind) -> float:
+    """What a weight gradient costs besides in a block of its own, as far as measured."""
+    return _measured_s(device, TAKEN_APART)
+
+
+def issue_s(device: DeviceKind, size_bytes: float = 0.0) -> float:
+    """What a collective costs computing: to lay together, start, take apart, as far as measured."""
+    return _measured_s(device, ISSUE) + size_bytes * _measured_s(device, f"{ISSUE} {PER_BYTE}")
 
 
 def part_s(device: DeviceKind) -> float:

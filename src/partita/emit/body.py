@@ -26,6 +26,7 @@ _WHOLE = (ast.Call, ast.Subscript, ast.Attribute, ast.Name, ast.List, ast.Tuple,
 
 LEAST_REPEATED = 3  # calls that are written as a loop
 # What `helpers.py` writes: the mark of what a light piece runs again, and what puts buffers back.
+TOKENS = "tokens"  # batch x length, where the arguments tell the product alone
 RUN_AGAIN, COUNTED_ONCE = "RUN_AGAIN", "CountedOnce"
 
 
@@ -43,6 +44,9 @@ class HolderPaths(Protocol):
 
     def tensor(self) -> str | None:
         """A tensor that the class holds, if any."""
+
+    def unread(self, size: Size) -> None:
+        """A size is written as a number: nothing here tells what it follows."""
 
     def training(self, step: OpStep) -> bool | None:
         """The mode a step ran in if it is the mode of the whole model, else None."""
@@ -139,10 +143,14 @@ class EmittedBody:
 
     def size(self, size: Size) -> str:
         """A size in terms of the arguments' sizes, or its number where they do not tell."""
-        if not all(symbol in self.sizes for symbol in size.symbols):
-            return str(int(size))
-        self.sizes_used.update(dict.fromkeys(size.symbols))
-        return size.text
+        if all(symbol in self.sizes for symbol in size.symbols):
+            self.sizes_used.update(dict.fromkeys(size.symbols))
+            return size.text
+        if len(size.symbols) > 1 and TOKENS in self.sizes:
+            self.sizes_used[TOKENS] = None
+            return size.of(TOKENS)
+        self.paths.unread(size)
+        return str(int(size))
 
     def _matters(self, value: EmittedValue) -> bool:
         return self.last.get(value, -1) >= self.place or value in self.takes
@@ -407,7 +415,10 @@ class EmittedBody:
 
 
 def _sizes(takes: Sequence[tuple[EmittedValue, str]]) -> dict[str, str]:
-    """Where the batch and the length can be read: `ids.shape[0]`, `x.shape[0] // 4`."""
+    """Where the batch and the length can be read: `ids.shape[0]`, `x.shape[0] // 4`.
+
+    Their product is told too, if not each of them is.
+    """
     told: dict[str, str] = {}
     taken = {name for _, name in takes}
     sizes = [
@@ -415,10 +426,12 @@ def _sizes(takes: Sequence[tuple[EmittedValue, str]]) -> dict[str, str]:
         for value, name in takes
         if isinstance(value.meta, TensorSpec)
         for place, size in enumerate(value.meta.shape)
-        if isinstance(size, Size) and len(size.symbols) == 1 and size.symbols[0] not in taken
+        if isinstance(size, Size)
     ]
     for size, text in sorted(sizes, key=lambda pair: (pair[0].factor, abs(pair[0].more))):
-        told.setdefault(size.symbols[0], _solved(size, text))
+        symbol = TOKENS if len(size.symbols) > 1 else size.symbols[0]
+        if symbol not in taken:
+            told.setdefault(symbol, _solved(size, text))
     return told
 
 

@@ -38,6 +38,7 @@ class Classes:
     drafts: list[UnnamedClass] = field(default_factory=list)
     made: dict[str, Expr] = field(default_factory=dict)  # path -> what makes the module there
     asked: dict[ModuleCall, Expr] = field(default_factory=dict)
+    unread: dict[str, None] = field(default_factory=dict)  # symbols whose sizes stay numbers
 
     def maker(self, item: ModuleCall) -> Expr:
         """The expression that makes a called module: PyTorch's own, or a class written for it."""
@@ -115,6 +116,10 @@ class ClassPaths:
             self.holding.add_tensor(path, value)
         self.holding.settle()
         self.tensors = self._all_tensors()
+
+    def unread(self, size: Size) -> None:
+        """A size is written as a number: nothing here tells what it follows."""
+        self.classes.unread.update(dict.fromkeys(size.symbols[-1:]))
 
     def _hold(self, item: ModuleCall) -> None:
         expr = self.classes.maker(item)

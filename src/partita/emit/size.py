@@ -17,7 +17,11 @@ class Size(int):
     @property
     def text(self) -> str:
         """`batch`, `32 * batch`, `length + 1`."""
-        product = " * ".join((*([str(self.factor)] if self.factor != 1 else []), *self.symbols))
+        return self.of(" * ".join(self.symbols))
+
+    def of(self, symbols: str) -> str:
+        """The same with other words for the product of its symbols."""
+        product = f"{self.factor} * {symbols}" if self.factor != 1 else symbols
         if not self.more:
             return product
         return f"{product} {'+' if self.more > 0 else '-'} {abs(self.more)}"

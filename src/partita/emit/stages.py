@@ -102,7 +102,25 @@ def emit(
             raise PlanError(
                 f"op {op!r} is given to stage {label!r}", fix="stages are numbered from 0 up"
             )
-    record, followed = symbolic(captured.record, others or {})
+    known = dict(others or {})
+    while True:  # at most once per symbol: what some class cannot read is not followed
+        emission = _emission(
+            captured, stage_of, known, title, scopes, op_names, input_names, again or {}
+        )
+        emitted = emission.emit()
+        lost = [name for name in known if name in emission.unread]
+        if not lost:
+            return emitted
+        known[lost[-1]] = replace(known[lost[-1]], is_open=False)  # the other may be read then
+
+
+def _emission(
+    captured: CapturedModule, stage_of: Mapping[str, int], others: Mapping[str, Recaptured],
+    title: str, scopes: Mapping[str, str] | None, op_names: Mapping[str, str] | None,
+    input_names: Sequence[str] | None, again: Mapping[int, RecomputedNodes],
+) -> "_Emission":  # fmt: skip
+    """The module to be written, with the sizes that all captures of it tell."""
+    record, followed = symbolic(captured.record, others)
     model = read_steps(record, captured.module, scopes, op_names)
     model.input_names = list(input_names or model.input_names)
     for value, name in zip(model.inputs, model.input_names, strict=True):
@@ -110,9 +128,8 @@ def emit(
             value.word = variable(name.rpartition(".")[2])
     stages = cut(model, stage_of)
     name = title.strip() or type(captured.module).__name__
-    fixed = [f"{each} {other.before:,}" for each, other in (others or {}).items()
-             if each not in followed]  # fmt: skip
-    return _Emission(captured, model, stages, name, again or {}, followed, fixed).emit()
+    fixed = [f"{each} {other.before:,}" for each, other in others.items() if each not in followed]
+    return _Emission(captured, model, stages, name, again, followed, fixed)
 
 
 class _Emission:
@@ -125,6 +142,7 @@ class _Emission:
     ) -> None:  # fmt: skip
         self.module = captured.module
         self.followed = followed
+        self.unread: set[str] = set()  # symbols of sizes that stayed numbers
         self.fixed = fixed
         self.again = again
         self.out_spec = captured.record.out_spec
@@ -139,6 +157,7 @@ class _Emission:
 
     def emit(self) -> Emitted:
         classes, stages = self._alike()
+        self.unread = {*classes.unread} & self.followed.keys()
         base = stage_base(self.module.training)
         functions = self._functions()
         taken = {*self.class_names, base, *(name for _, name in functions)}

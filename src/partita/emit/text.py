@@ -135,7 +135,7 @@ def docstring(lines: Sequence[str], indent: int) -> list[str]:
         return [f'{pad}"""{safe[0]}"""']
     wrapped = [part for line in safe[1:] for part in _wrapped(line, room)]
     head = _wrapped(safe[0], room - 3)
-    body = [*head[1:], *wrapped]
+    body = [*(part.lstrip() for part in head[1:]), *wrapped]  # a hang of all lines is none
     return [f'{pad}"""{head[0]}', *(f"{pad}{line}".rstrip() for line in body), f'{pad}"""']
 
 
@@ -172,7 +172,7 @@ def literal(value: Any) -> Expr:
     if isinstance(value, bool) or value is None or isinstance(value, int):
         return repr(value)
     if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else f'float("{value}")'
+        return repr(value).replace("e+", "e") if math.isfinite(value) else f'float("{value}")'
     if isinstance(value, complex):
         return repr(value)
     if isinstance(value, str):

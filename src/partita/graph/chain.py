@@ -72,12 +72,12 @@ def chain_of(
     ops = [op for op in graph.ops if op.phase == "forward"]
     crossing = _crossing(graph, ops)
     sizes = [sum(graph.tensor(name).size_bytes for name in names) for names in crossing]
-    cuts = _small(graph, ops, crossing, sizes)
+    blocks = list(map(_block_of(ops), ops))
+    cuts = _small(graph, ops, crossing, sizes, blocks)
     if whole_blocks:
-        blocks = list(map(_block_of(ops), ops))
         cuts = [i for i in cuts if i == 0 or not blocks[i] or blocks[i] != blocks[i - 1]]
     if len(cuts) > unit_beyond:
-        cuts = _by_unit(graph, ops, cuts, crossing)
+        cuts = _by_unit(graph, ops, cuts, crossing, blocks)
     cuts = _merged(graph, ops, cuts, most)
     kinds = _kinds(graph, ops, cuts, crossing)
     ends = [*cuts[1:], len(ops)]
@@ -179,20 +179,33 @@ def _crossing(graph: Graph, ops: Sequence[Op]) -> list[tuple[str, ...]]:
 
 
 def _small(
-    graph: Graph, ops: Sequence[Op], crossing: Sequence[tuple[str, ...]], sizes: Sequence[int]
-) -> list[int]:
-    """The cuts that fewer bytes cross than those beside them, or one tensor before a layer."""
-    cuts = [0]
+    graph: Graph, ops: Sequence[Op], crossing: Sequence[tuple[str, ...]], sizes: Sequence[int],
+    blocks: Sequence[str],
+) -> list[int]:  # fmt: skip
+    """The cuts that fewer bytes cross than those beside them, or one tensor before a layer.
+
+    Where as many cross several cuts in a row, it is the last of them, or the begin of the block
+    that lies around this one: a cast that opens a block must not hide its border.
+    """
+    cuts = {0}
     routed = _inside_routings(graph, ops)
+    level = 1  # the first cut of those that as many bytes cross
     for i in range(1, len(sizes)):
+        if sizes[i] != sizes[i - 1]:
+            level = i
         if i in routed:
             continue
         after = sizes[i + 1] if i + 1 < len(sizes) else None
         small = sizes[i] <= sizes[i - 1] and (after is None or sizes[i] < after)
         layer = any(graph.tensor(name).role == "parameter" for name in ops[i].inputs)
-        if small or (len(crossing[i]) == 1 and layer):
-            cuts.append(i)
-    return cuts
+        if small:
+            begin = i  # of the block that this op is in
+            while begin > level and blocks[i] and blocks[begin] == blocks[begin - 1]:
+                begin -= 1
+            cuts.add(begin if _begins(blocks, begin) and begin not in routed else i)
+        elif len(crossing[i]) == 1 and layer:
+            cuts.add(i)
+    return sorted(cuts)
 
 
 def _inside_routings(graph: Graph, ops: Sequence[Op]) -> set[int]:
@@ -267,16 +280,27 @@ def runs(kinds: Sequence[int], least: int = 2) -> list[tuple[int, int, int]]:
 
 
 def _by_unit(
-    graph: Graph, ops: Sequence[Op], cuts: list[int], crossing: Sequence[tuple[str, ...]]
-) -> list[int]:
-    """Of a repeated pattern only the cuts between its runs."""
+    graph: Graph, ops: Sequence[Op], cuts: list[int], crossing: Sequence[tuple[str, ...]],
+    blocks: Sequence[str],
+) -> list[int]:  # fmt: skip
+    """Of a repeated pattern only the cuts between its runs; they begin where blocks do.
+
+    Where a pattern is found to begin hangs on what stands before it; any of its cuts may be the
+    one that is kept, and only one of them is of use to who wants blocks to stay whole.
+    """
     kinds = _kinds(graph, ops, cuts, crossing)
     dropped: set[int] = set()
     for first, period, times in runs(kinds):
-        for i in range(first, first + period * times):
-            if (i - first) % period:
-                dropped.add(i)
+        covered = range(first, first + period * times)
+        begins = Counter((i - first) % period for i in covered if _begins(blocks, cuts[i]))
+        kept = min(range(period), key=lambda place: (-begins[place], place))
+        dropped.update(i for i in covered if (i - first) % period != kept and i != first)
     return [cut for i, cut in enumerate(cuts) if i not in dropped]
+
+
+def _begins(blocks: Sequence[str], i: int) -> bool:
+    """Does a block begin with this op?"""
+    return bool(blocks[i]) and (i == 0 or blocks[i] != blocks[i - 1])
 
 
 def _merged(graph: Graph, ops: Sequence[Op], cuts: list[int], most: int) -> list[int]:
@@ -338,7 +362,7 @@ def longest_repeat(graph: Graph, ops: Sequence[Op]) -> Repeat | None:
     """The repeated pattern that covers most of some consecutive forward ops."""
     crossing = _crossing(graph, ops)
     sizes = [sum(graph.tensor(name).size_bytes for name in names) for names in crossing]
-    cuts = _small(graph, ops, crossing, sizes)
+    cuts = _small(graph, ops, crossing, sizes, [""] * len(ops))  # wherever it repeats
     kinds = _kinds(graph, ops, cuts, crossing)
     ends = [*cuts[1:], len(ops)]
     best: Repeat | None = None

@@ -6,7 +6,7 @@ steps, with a few numbers of stages. Checkpointing and ZeRO are part of every ca
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -20,6 +20,7 @@ from partita.graph.rebatch import rebatch
 from partita.jobs.plan_settings import USUAL, AdviceSettings
 from partita.jobs.simulate import Attempts
 from partita.lower import Memo, lower_plan
+from partita.plans import Schedule, Stage
 from partita.problems.joint import Cell, JointSolution
 from partita.search.joint.candidates import Candidates
 from partita.search.joint.cells import divisors
@@ -30,9 +31,13 @@ Late = Callable[[], bool]
 
 
 def what_would_fit(
-    model: JointModel, max_memory: float, settings: AdviceSettings = USUAL.advice
-) -> str:
-    """One sentence: what there is, and what would be enough."""
+    model: JointModel, max_memory: float, settings: AdviceSettings = USUAL.advice,
+    limit_s: float | None = None,
+) -> str:  # fmt: skip
+    """One sentence: what there is, and what would be enough.
+
+    With the limit of a search that ended early: it does not know that there is no plan.
+    """
     memory = min(min(kind.memory_bytes for kind in model.cluster.kinds), max_memory)
     attempt, late = Attempts(), partial(_after, settings.seconds)
     tried = (
@@ -41,13 +46,30 @@ def what_would_fit(
         attempt("advice on the batch", lambda: _batch(model, settings, late())),
     )
     helps = "; ".join(filter(None, tried)) or NO_ADVICE
-    have = units.size(memory)
-    return f"no plan fits {have} per device, with checkpointing and ZeRO: {helps}"
+    have = f"{units.size(memory)} per device"
+    if limit_s is not None:
+        helps = f"give more time; {helps}"
+        return f"no plan that fits {have} was found in the time limit of {limit_s:g} s: {helps}"
+    return f"no plan fits {have}, with checkpointing and ZeRO: {helps}"
+
+
+def what_may_fit(
+    model: JointModel, settings: AdviceSettings = USUAL.advice
+) -> Iterator[tuple[tuple[Stage, ...], Schedule]]:
+    """What fits as far as is known on paper, for a search whose time was too short to see it.
+
+    The first fills the memory; those that follow leave more and more room.
+    """
+    with_time = replace(model, interrupted=_after(settings.seconds))
+    for filled in settings.filled:
+        solution = _fitting(with_time, settings, filled)
+        if solution is not None:
+            yield with_time.stages(solution), with_time.schedule(solution)
 
 
 def what_would_fit_beyond_splits(model: JointModel, settings: AdviceSettings = USUAL.advice) -> str:
     """The same where only splits have been tried: a plan of stages may fit as it is."""
-    if _fitting(replace(model, interrupted=_after(settings.seconds)), settings) is not None:
+    if next(what_may_fit(model, settings), None) is not None:
         return "cut into stages, or with checkpointing, it should fit: partita plan says how"
     return what_would_fit(model, math.inf, settings)
 
@@ -83,6 +105,8 @@ def _memory(model: JointModel, memory: float, settings: AdviceSettings, late: La
             )
         if joint_solution is not None:
             peak = _peak(uncapped, joint_solution) * settings.rounding
+            if peak <= memory:  # nobody had the time to find it
+                return ""
             return f"{units.size(peak)} per device would be enough"
     return ""
 

@@ -50,6 +50,7 @@ from partita.cluster.calibration import (
     PART,
     PER_BYTE,
     PER_FLOP,
+    TAKEN_APART,
     Calibration,
     KindCalibration,
     LinkCalibration,
@@ -60,10 +61,17 @@ from partita.costs.collectives import HUGE_BYTES, Collectives, reached
 from partita.costs.roofline import op_class, op_cost
 from partita.costs.sharding import ways_of
 from partita.engine import run
-from partita.jobs.run_trace import SEND
+from partita.jobs.run_trace import APART, SEND
 from partita.jobs.run_trace import UPDATE as UPDATE_PROBE
 from partita.jobs.simulate import uncalibrated
-from partita.jobs.trace_match import ALL_UPDATES, COMPUTE, MatchedRun, TaskMatch, inside
+from partita.jobs.trace_match import (
+    ALL_UPDATES,
+    COMPUTE,
+    MatchedRun,
+    TaskMatch,
+    containers,
+    inside,
+)
 from partita.lower import Lowered, lower_plan
 from partita.meaning import COMMUNICATION, Phase, Purpose, Work
 from partita.program import Kind, Program
@@ -201,13 +209,24 @@ class Observation:
 
 def _op_scales(matched: MatchedRun, base: Lowered, cluster: Cluster) -> tuple[OpScale, ...]:
     known = _observed(matched, matched.tasks, base, cluster)
-    apart = _observed(matched, matched.by_op, base, cluster)
-    scales = fit_scales([*known, *(replace(own, by_op=True) for own in apart)])
+    apart = _observed(matched, matched.by_op, base, cluster, by_op=True)
+    between_s = _between_works(matched)
+    parts, weighed_s = _taken_apart(matched, base, cluster)
+    # What ran on a CPU does not follow the curve of another device.
+    on_host = any(trace.steps[0].cpu_s is not None for trace in matched.traces)
+    scales = fit_scales([*known, *parts, *apart], on_host=on_host)
     updates = [m for m in matched.tasks if m.work.purpose is Purpose.UPDATE]
     spent = sum(sum(match.by_rank.values()) for match in updates)
     assumed = sum(_update_s(match, base.program) * len(match.by_rank) for match in updates)
     # The whole time of the host: it is busy for all of it, whatever it does.
     total = sum(rank.compute_s + rank.issue_s + rank.host_s for rank in matched.ranks) - spent
+    started = _starts(matched)
+    if started:  # what collectives cost computing is told by itself
+        total -= sum(
+            sum(match.by_rank.values())
+            for match in matched.tasks
+            if match.is_communication and match.work.purpose is not Purpose.SEND
+        )
     fitted = sum(own.count * _fitted(own, scales) for own in known)
     norm = total / fitted if fitted > 0 else 1.0
     entries = [
@@ -216,11 +235,16 @@ def _op_scales(matched: MatchedRun, base: Lowered, cluster: Cluster) -> tuple[Op
     for name, own in scales.items():
         each = {PER_FLOP: own.flop_s, PER_BYTE: own.byte_s}
         entries += [OpScale(f"{name} {k}", 1.0, s * norm) for k, s in each.items() if s > 0]
-    apart_s = {name.split()[0]: own.apart_s for name, own in scales.items()}
+    apart_s = {name.split()[0]: own.apart_s + between_s for name, own in scales.items()}
     entries += [OpScale(f"{k} {OP_BY_OP}", 1.0, s * norm) for k, s in apart_s.items() if s > 0]
+    entries += [OpScale(TAKEN_APART, 1.0, weighed_s)] if weighed_s > 0 else []
     probes = [probe for trace in matched.traces for probe in trace.probes]
     issued = [p.issue_s for p in probes if p.collective not in (SEND, UPDATE_PROBE)]
-    if issued and any(issued):
+    if started:
+        once_s, byte_s = (float(x) for x in started)
+        entries.append(OpScale(ISSUE, 1.0, once_s + between_s))
+        entries += [OpScale(f"{ISSUE} {PER_BYTE}", 1.0, byte_s)] if byte_s > 0 else []
+    elif issued and any(issued):
         entries.append(OpScale(ISSUE, 1.0, statistics.median(issued)))
     if spent > 0 and assumed > 0:
         tried = [probe.seconds for probe in probes if probe.collective == UPDATE_PROBE]
@@ -233,9 +257,94 @@ def _op_scales(matched: MatchedRun, base: Lowered, cluster: Cluster) -> tuple[Op
     return tuple(entries)
 
 
+def _starts(matched: MatchedRun) -> tuple[float, ...]:
+    """What a collective costs its rank's processor, at once and per byte; nothing: not tried."""
+    tried = [
+        (probe.size_bytes, probe.host_s)
+        for trace in matched.traces
+        for probe in trace.probes
+        if probe.host_s is not None
+    ]
+    if not tried:
+        return ()
+    sizes, seconds = np.array([size for size, _ in tried]), np.array([each for _, each in tried])
+    weight = 1 / np.maximum(seconds, 1e-9)
+    unit = max(float(seconds.max() / sizes.max()), 1e-15)
+    columns = np.stack([np.full(len(sizes), float(np.median(seconds))), sizes * unit], 1)
+    fit = nonnegative(columns * weight[:, None], seconds * weight, np.zeros(2), LIGHT_PULL)
+    return float(fit[0] * np.median(seconds)), float(fit[1] * unit)
+
+
+def _between_works(matched: MatchedRun) -> float:
+    """Processor time between the works of blocks that ran op by op, for each of them."""
+    blocks_s = works_s = 0.0
+    count = 0
+    for trace in matched.traces:
+        for step in trace.by_op:
+            opened = containers(step.tasks)
+            works = [each for each in step.tasks if each.work >= 0]
+            blocks_s += sum(t.seconds for t in step.tasks if t.work < 0 and t.task in opened)
+            works_s += sum(each.seconds for each in works)
+            count += len(works)
+    return max(0.0, blocks_s - works_s) / count if count else 0.0
+
+
+def _taken_apart(
+    matched: MatchedRun, base: Lowered, cluster: Cluster
+) -> tuple[list[Observation], float]:
+    """Data and weight gradients by themselves; what each of the latter costs more than in one.
+
+    Steps differ by what else the machine does: those of the run and this one are held against each
+    other by their forwards. The two parts are told as parts of what both take in one.
+    """
+    tried: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for trace in matched.traces:
+        for task in (task for step in trace.apart for task in step.tasks):
+            is_forward = task.phase == "forward" and task.purpose == Purpose.COMPUTE.words
+            if task.op == APART or is_forward:
+                tried[task.stage, task.phase].append(task.seconds)
+    usual: dict[tuple[int, str], list[TaskMatch]] = defaultdict(list)
+    for match in matched.tasks:
+        if match.work.purpose is Purpose.COMPUTE and match.key[2] < 0:
+            usual[match.work.stage, match.work.phase.name.lower()].append(match)
+    known: list[Observation] = []
+    more_s = count = 0.0
+    for stage in sorted({stage for stage, phase in tried if phase == "weight"}):
+        forward, both = (usual.get((stage, phase)) for phase in ("forward", "backward"))
+        if not forward or not both or not tried[stage, "forward"]:
+            continue
+        load = _usual_s(forward) / statistics.median(tried[stage, "forward"])
+        one_s, other_s = (
+            statistics.median(tried[stage, phase]) * load for phase in ("backward", "weight")
+        )
+        whole_s, (first, *_) = _usual_s(both), both
+        parts = _parts(first, matched, base, cluster)
+        for phase, seconds in (("dgrad", one_s), ("wgrad", other_s)):
+            own = {name: each for name, each in parts.items() if name.startswith(phase)}
+            if own and seconds > 0:
+                told_s = seconds * whole_s / (one_s + other_s)
+                known.append(Observation(told_s, own, float(len(both) * len(first.by_rank))))
+        number = _num_weighed(first, base)
+        more_s += max(0.0, one_s + other_s - whole_s) * (number > 0)
+        count += number
+    return known, more_s / count if count else 0.0
+
+
+def _usual_s(matches: Sequence[TaskMatch]) -> float:
+    return statistics.median(statistics.fmean(match.by_rank.values()) for match in matches)
+
+
+def _num_weighed(match: TaskMatch, base: Lowered) -> int:
+    """How many ops of a block give weight gradients."""
+    phases = {op.name: op.phase for op in base.graph.ops}
+    works = inside(base.program, match.work.body).works
+    return sum(work.purpose is Purpose.COMPUTE and phases.get(work.op) == "wgrad" for work in works)
+
+
 def _observed(
-    matched: MatchedRun, tasks: Sequence[TaskMatch], base: Lowered, cluster: Cluster
-) -> list[Observation]:
+    matched: MatchedRun, tasks: Sequence[TaskMatch], base: Lowered, cluster: Cluster,
+    by_op: bool = False,
+) -> list[Observation]:  # fmt: skip
     """Blocks, and ops; both gradients of an op together, which may be one call."""
     forward = {op.name: op.forward for op in base.graph.ops}
     seconds: dict[object, float] = defaultdict(float)
@@ -247,12 +356,12 @@ def _observed(
         task, body, number = match.key
         whose = forward.get(match.work.op) or number
         key = (task, body, whose if number >= 0 else number)
-        for name, own in _parts(match, matched, base, cluster).items():
+        for name, own in _parts(match, matched, base, cluster, by_op).items():
             parts[key][name] = parts[key].get(name, OpSum()).plus(own)
         seconds[key] += statistics.fmean(match.by_rank.values())
         ranks[key] = len(match.by_rank)
     return [
-        Observation(seconds[key], own, ranks[key])
+        Observation(seconds[key], own, ranks[key], by_op)
         for key, own in parts.items()
         if seconds[key] > 0 and own
     ]
@@ -281,7 +390,7 @@ def _num_updated(match: TaskMatch, program: Program) -> int:
 
 
 def _parts(
-    match: TaskMatch, matched: MatchedRun, base: Lowered, cluster: Cluster
+    match: TaskMatch, matched: MatchedRun, base: Lowered, cluster: Cluster, by_op: bool = False
 ) -> dict[str, OpSum]:
     task, _, number = match.key
     if number >= 0:
@@ -297,14 +406,17 @@ def _parts(
     rank = next(iter(match.by_rank))
     parts: dict[str, OpSum] = {}
     for work in works:
-        name, own = _op(work, matched.devices[rank], base, cluster)
+        name, own = _op(work, matched.devices[rank], base, cluster, by_op)
         if name:
             parts[name] = parts.get(name, OpSum()).plus(own)
     return parts
 
 
-def _op(work: Work, device: int, base: Lowered, cluster: Cluster) -> tuple[str, OpSum]:
-    """The class of an op, its roofline, launches and work; no class for what is free."""
+def _op(work: Work, device: int, base: Lowered, cluster: Cluster, by_op: bool) -> tuple[str, OpSum]:
+    """The class of an op, its roofline, launches and work.
+
+    What is free (a view) has no class, except where it is started by itself: that is a launch.
+    """
     graph, kind = base.graph, cluster.kind_of(device)
     ops = graph.memo.setdefault(("ops", "by name"), {each.name: each for each in graph.ops})
     op = ops.get(work.op)
@@ -313,9 +425,9 @@ def _op(work: Work, device: int, base: Lowered, cluster: Cluster) -> tuple[str, 
     mesh = base.stages[max(0, work.stage)].mesh
     split = tuple(sorted(ways_of(work.dims, mesh.axes, mesh.place(device)).items()))
     cost = op_cost(graph, op, kind, split)
-    if cost.seconds <= 0:
-        return "", OpSum()
     call = graph.call(op)
+    if cost.seconds <= 0:
+        return (f"{call.phase} elementwise", OpSum(launches=1.0)) if by_op else ("", OpSum())
     launches = round(cost.launch_s / kind.launch_s) if kind.launch_s else 1
     roofline_s = cost.seconds - cost.launch_s
     work_of = OpSum(roofline_s, float(launches), cost.flops, cost.traffic_bytes)
@@ -326,7 +438,7 @@ def _fitted(own: Observation, scales: dict[str, Scale]) -> float:
     return sum(scales[name].seconds(each) for name, each in own.parts.items())
 
 
-def fit_scales(known: Sequence[Observation]) -> dict[str, Scale]:
+def fit_scales(known: Sequence[Observation], on_host: bool = False) -> dict[str, Scale]:
     """What every phase and class of ops takes; see the module."""
     names = [f"{phase} {each}" for phase in PHASES for each in CLASSES]
     if not known:
@@ -353,7 +465,9 @@ def fit_scales(known: Sequence[Observation]) -> dict[str, Scale]:
     if apart.any():  # ops of many sizes tell: nothing is drawn to another device's curve
         prior[: size + phases], scale[size : size + phases] = 0.0, max(each[1], 1e-9)
     columns = np.concatenate([roofline, blocks, ops, flops, moved], 1) * scale * weight[:, None]
-    pull = LIGHT_PULL if apart.any() else PULL
+    pull = np.full(len(scale), LIGHT_PULL if apart.any() else PULL)
+    if apart.any() and on_host:  # work tells what it takes, as far as it can
+        pull[:size] = PULL
     fit = (nonnegative(columns, seconds * weight, prior, pull) * scale).tolist()
     at, launch_s = size + 2 * phases, fit[size : size + phases]
     apart_s = [max(0.0, fit[size + phases + k] - launch_s[k]) for k in range(phases)]
@@ -377,10 +491,10 @@ def _weights(known: Sequence[Observation], seconds: F64, apart: npt.NDArray[np.b
     return np.asarray(weight)
 
 
-def nonnegative(columns: F64, target: F64, prior: F64, pull: float) -> F64:
+def nonnegative(columns: F64, target: F64, prior: F64, pull: float | F64) -> F64:
     """Least squares with x >= 0, drawn to a prior: coordinate by coordinate until it stays."""
     size = columns.shape[1]
-    square = columns.T @ columns / len(target) + pull * np.eye(size)
+    square = columns.T @ columns / len(target) + np.eye(size) * pull
     right = columns.T @ target / len(target) + pull * prior
     x = prior.copy()
     for _ in range(ROUNDS):
@@ -542,18 +656,48 @@ def _took(matched: MatchedRun) -> tuple[Took, dict[int, float]]:
     }
     took: Took = {}
     inner: dict[int, float] = {}
+    together: list[TaskMatch] = []  # works of the same ranks since the last collective
+
+    def settle() -> None:
+        for match, seconds in _slowest(together, spread):
+            task, body, number = match.key
+            if body < 0:
+                took.setdefault(body, {})[number] = seconds
+            else:
+                inner[task] = inner.get(task, 0.0) + seconds
+        together.clear()
+
     for match in matched.tasks:
+        task, _, number = match.key
+        others = bool(together) and together[0].by_rank.keys() != match.by_rank.keys()
+        if match.is_communication or others:
+            settle()
         if match.work.purpose not in COMPUTE:
             continue
-        task, body, number = match.key
-        seconds = max(own * spread[rank] for rank, own in match.by_rank.items())
         if number == -1:
+            seconds = max(own * spread[rank] for rank, own in match.by_rank.items())
             took.setdefault(None, {})[task] = seconds
-        elif body < 0:
-            took.setdefault(body, {})[number] = seconds
         else:
-            inner[task] = inner.get(task, 0.0) + seconds
+            together.append(match)
+    settle()
     return took, inner
+
+
+def _slowest(
+    together: Sequence[TaskMatch], spread: dict[int, float]
+) -> list[tuple[TaskMatch, float]]:
+    """Seconds of works that ranks do until they meet: those of the rank that takes the longest.
+
+    The longest of each work by itself would be more than any rank takes.
+    """
+    if not together:
+        return []
+    sums = {
+        rank: sum(match.by_rank[rank] for match in together) * spread[rank]
+        for rank in together[0].by_rank
+    }
+    slowest = max(sums, key=lambda rank: (sums[rank], -rank))
+    return [(match, match.by_rank[slowest] * spread[slowest]) for match in together]
 
 
 def _set(duration: F64, program: Program, took: dict[int, float]) -> None:

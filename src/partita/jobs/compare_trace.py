@@ -19,7 +19,14 @@ from partita.engine import run
 from partita.graph.record import Graph
 from partita.jobs.calibrate import LinkFit, base_cluster, calibration_of, link_fit, with_replay
 from partita.jobs.run_trace import RankTrace, TaskTime
-from partita.jobs.trace_match import COMPUTE, MatchedRun, TaskMatch, containers, match_run
+from partita.jobs.trace_match import (
+    COMPUTE,
+    MOST_OF,
+    MatchedRun,
+    TaskMatch,
+    containers,
+    match_run,
+)
 from partita.lower import lower_plan
 from partita.meaning import COMMUNICATION, Purpose
 from partita.plans import Plan
@@ -88,9 +95,11 @@ class TraceComparison:
         return max(wrong, key=lambda cause: abs(cause.seconds), default=None)
 
 
-def compare_trace(plan: Plan, traces: tuple[RankTrace, ...], slowest: int = 10) -> TraceComparison:
+def compare_trace(
+    plan: Plan, traces: tuple[RankTrace, ...], slowest: int = 10, most_of: float = MOST_OF
+) -> TraceComparison:
     """Lay a traced run over the plan that was run."""
-    matched = with_replay(match_run(plan, traces))
+    matched = with_replay(match_run(plan, traces, most_of))
     cluster = base_cluster(matched)
     base = lower_plan(matched.lowered.stages, plan.schedule, matched.workload.graph, cluster, run)
     fit = link_fit(matched, base, cluster)

@@ -3,7 +3,8 @@
 What a task is stands in its work, so all of this are queries on programs: one stage that runs once
 is simulated op by op, and its busiest device is read off the timeline. In a pipeline a block is one
 task; what is inside it is read off its body, a program with a run of its own, phase by phase and in
-every micro-batch the same. While a group waits for another one's block it is idle: the bubble.
+every micro-batch the same. While a group waits for another one's block it is idle; of the bubble
+this is what is not messages.
 
 A lane's time goes to what it does, and to what it waits for. Between two tasks of a lane lies a
 wait. Its end is the end of the task that let the later one start; walking back from there over what
@@ -39,7 +40,7 @@ from partita.program import Body, Kind, Program
 from partita.timeline import Timeline
 
 Shares = dict["TimeItem", float]
-BUBBLE = "bubble"
+WAITING = "waiting for stages"
 DUST = 1e-12  # of a step
 
 
@@ -257,8 +258,11 @@ class Account:
         return max(self.groups, key=lambda group: group.busy_s)
 
     @property
-    def bubble(self) -> float:
-        """The share of the step that all groups of devices are idle, on average."""
+    def waiting(self) -> float:
+        """The share of the step that groups of devices wait for others' computing, on average.
+
+        The bubble is this and the messages that nothing hides.
+        """
         step = self.simulation.step_s
         idle = sum(group.seconds("idle") for group in self.groups)
         return idle / len(self.groups) / step if step else 0.0
@@ -387,7 +391,7 @@ class BlockMeaning:
             return self._sent(work, seconds)
         if not own:
             name = "" if work.stage < 0 else self.stages[work.stage].name
-            return {TimeItem("idle", BUBBLE, name): seconds}
+            return {TimeItem("idle", WAITING, name): seconds}
         if work.purpose is Purpose.UPDATE:
             return {UPDATE: seconds}
         block: Shares = {}

@@ -464,7 +464,7 @@ class Explained:
     lower_bound_s: float  # its bound, as the plan file has it; 0 where nothing is known
     busiest: GroupAccount
     groups: tuple[GroupAccount, ...]
-    bubble: float  # the share of the step that groups of devices are idle, on average
+    waiting: float  # the share of the step that groups wait for others computing, on average
     bounds: tuple[Bottleneck, ...]  # largest first; add up to the step
     parts: tuple[TimePart, ...]  # of the busiest group, largest first; add up to the step
     memory: MemoryAccount
@@ -510,7 +510,7 @@ def explain_plan(
         min(max(0.0, plan.prediction.lower_bound_s), objective_s),
         told.busiest,
         told.groups,
-        told.bubble,
+        told.waiting,
         bounds_of(told, odd),
         parts_of(told.busiest.shares),
         memory_account(simulation),
@@ -523,7 +523,7 @@ def explain_plan(
 
 
 def bounds_of(told: Account, odd: tuple[Rows, ...] = ()) -> tuple[Bottleneck, ...]:
-    """The step by what bounds it: arithmetic, loads, memory, launches, each link, the bubble."""
+    """The step by what bounds it: arithmetic, loads, memory, launches, each link, waiting."""
     shares = told.busiest.shares
     compute = told.busiest.seconds("compute") + told.busiest.seconds("update")
     roofline = {name: told.simulation.op_bounds()[key] for key, name in ROOFLINE.items()}

@@ -100,11 +100,19 @@ def something_at_once(simulator: Simulator) -> None:
 
 
 def _by_speed_at_once(simulator: Simulator) -> None:
-    """On heterogeneous devices the first that fits with samples by speed."""
+    """On heterogeneous devices the first that fits with samples by speed.
+
+    Of each shares what holds least is looked at: where that does not fit, the others do not.
+    """
     make = partial(unequal, simulator.workload.graph, simulator.cluster, simulator.workload.batch)
-    for stages, schedule in simulator.attempt("unequal", make) or ():
-        if simulator.allowed(stages, schedule):
-            simulator.add("unequal", stages, schedule)
+    allowed = [
+        (stages, schedule)
+        for stages, schedule in simulator.attempt("unequal", make) or ()
+        if simulator.allowed(stages, schedule)
+    ]
+    thriftiest = {stages[0].mesh: (stages, schedule) for stages, schedule in allowed}
+    for stages, schedule in thriftiest.values():
+        simulator.add("unequal", stages, schedule)
         if simulator.best() is not None:
             return
 

@@ -17,6 +17,7 @@ class AdviceSettings:
     most_devices: int = 1024  # in all
     batches: int = 6  # smaller ones, the largest first
     groupings: int = 3  # of the devices: so many, evenly from all
+    filled: tuple[float, ...] = (1.0, 0.9, 0.75, 0.5)  # of the memory, by what may fit as it is
     rounding: float = 1.005  # a peak is told a little larger, to be shown rounded
 
 

@@ -19,7 +19,7 @@ from partita.cluster import Cluster
 from partita.compiled import work_clock
 from partita.costs.roofline import work_bound_s
 from partita.degrees import axis_names, copied_bytes, stage_degrees, zero_words
-from partita.jobs.advice import what_would_fit
+from partita.jobs.advice import what_may_fit, what_would_fit
 from partita.jobs.constraints import ANYWHERE, SEARCHED, Constraints, keeps_degrees
 from partita.jobs.frameworks import RankedStrategy
 from partita.jobs.plan_settings import USUAL, PlanSettings
@@ -32,7 +32,7 @@ from partita.jobs.simulate import (
     simulate_stages,
 )
 from partita.jobs.workload import Workload, cluster_ref
-from partita.lower import MAX_REPRESENTATIVES, Memo
+from partita.lower import MAX_REPRESENTATIVES, WRITTEN, Memo
 from partita.plans import (
     ZERO_STAGES,
     Alternative,
@@ -42,6 +42,7 @@ from partita.plans import (
     Schedule,
     Stage,
     device_groups,
+    runs_once,
     shared_stages,
 )
 from partita.problems.joint import Cell, JointProblem, JointSolution
@@ -51,6 +52,8 @@ from partita.search.joint.bounds import PlanBounds
 from partita.search.joint.model import JointModel
 from partita.showing import plot_of, repr_html, table_of
 from partita.timeline import Timeline
+
+VERIFIED = 4.0  # times as long as to try a plan: op by op, and the verifier follows every tensor
 
 
 @dataclass(frozen=True)
@@ -76,28 +79,38 @@ def rank(candidate: SimulatedPlan) -> tuple[float, float]:
     return float(f"{candidate.objective_s:.9g}"), candidate.step_s
 
 
-@dataclass(frozen=True)
+@dataclass
 class Clock:
-    """How long a search goes on already; `searching` is its part of the time, the rest is named."""
+    """How long a search goes on already; `searching` is its part of the time, the rest is named.
+
+    What the answer needs in the end grows with the plan: `ending_s` is what that will take.
+    """
 
     stop: Stop
     started: float = field(default_factory=work_clock)
     searching: float = 0.7  # named strategies need the rest: they must not be faster
     trying: float = 0.88  # from there on nothing new: the answer is lowered and verified in full
+    ending_s: float = 0.0  # that takes about so long
 
     def seconds(self) -> float:
         """Since the search began."""
         return work_clock() - self.started
 
+    def left_s(self, part: float) -> float:
+        """Until a part of the time is used up; of the rest the end has what it needs."""
+        limit = self.stop.time_s
+        if limit is None:
+            return math.inf
+        more_s = max(0.0, self.ending_s - (1 - self.trying) * limit)
+        return part * limit - more_s - self.seconds()
+
     def is_late(self) -> bool:
         """Is it time to leave the rest to the named strategies?"""
-        limit = self.stop.time_s
-        return limit is not None and self.seconds() >= self.searching * limit
+        return self.left_s(self.searching) <= 0
 
     def is_over(self) -> bool:
         """Is only the time left that the answer itself needs?"""
-        limit = self.stop.time_s
-        return limit is not None and self.seconds() >= self.trying * limit
+        return self.left_s(self.trying) <= 0
 
     def must_end(self) -> bool:
         """Must the joint search end, also in the middle of a step?"""
@@ -105,9 +118,8 @@ class Clock:
 
     def search_stop(self, progress: Callable[[Improvement], None]) -> Stop:
         """What the joint search may take."""
-        limit = self.stop.time_s
-        left = None if limit is None else max(0.0, self.searching * limit - self.seconds())
-        return Stop(left, self.stop.gap, interrupted=self.stop.interrupted, progress=progress)
+        left = None if self.stop.time_s is None else max(0.0, self.left_s(self.searching))
+        return Stop(left, self.stop.gap, interrupted=self.must_end, progress=progress)
 
 
 @dataclass
@@ -131,6 +143,7 @@ class Simulator:
     attempt: Attempts = field(default_factory=Attempts)
     field_ranked: Sequence[RankedStrategy] | None = None  # what frameworks do, once asked for
     _seen: set[tuple[object, ...]] = field(default_factory=set)
+    _lowering_s: float = 0.0  # of all plans so far
 
     def __post_init__(self) -> None:
         self.stop = self.clock.stop
@@ -218,6 +231,7 @@ class Simulator:
         )
         if over > 0 or hopeless:
             return None
+        began = work_clock()
         simulation = self.attempt(
             f"{name} in {len(stages)} stages on {stages[0].mesh}, {schedule}",
             lambda: simulate_stages(
@@ -230,6 +244,7 @@ class Simulator:
                 quick=quick,
             ).capped(self.max_memory),
         )
+        self._lowering_s += work_clock() - began
         if simulation is None:
             return None
         value = simulation.interval_s if self.steady_state else simulation.step_s
@@ -238,8 +253,18 @@ class Simulator:
         )
         self.candidates.append(candidate)
         if candidate.fits and (best is None or candidate.objective_s < best.objective_s):
+            self.clock.ending_s = self._ending_s(simulation)
             self._record(candidate.objective_s)
         return candidate
+
+    def _ending_s(self, simulation: Simulation) -> float:
+        """About what it takes to lower and verify a plan in full, by what lowering took so far.
+
+        And to try another one, which may have begun just before the time for that was over.
+        """
+        each_s = self._lowering_s / max(1, self.memo.written_ops)
+        in_full = ops_in_full(simulation.stages, simulation.schedule, self)
+        return VERIFIED * each_s * in_full + self._lowering_s / len(self.candidates)
 
     @property
     def steady_state(self) -> bool:
@@ -351,10 +376,29 @@ class Simulator:
 
     def left(self) -> Stop:
         """What a search inside this one may take."""
-        limit = self.stop.time_s
-        trying = self.clock.trying
-        seconds = None if limit is None else max(0.1, trying * limit - self.clock.seconds())
+        left = self.clock.left_s(self.clock.trying)
+        seconds = None if math.isinf(left) else max(0.1, left)
         return Stop(seconds, interrupted=self.stop.interrupted)
+
+
+def ops_in_full(
+    stages: Sequence[Stage], schedule: Schedule, simulator: Simulator
+) -> float:  # fmt: skip
+    """How many ops are written to lower a plan in full: those of stages that are alike once."""
+    ops = simulator.workload.graph.ops
+    if runs_once(tuple(stages), schedule):  # on many devices it is lowered as it was tried
+        again = simulator.cluster.num_devices <= MAX_REPRESENTATIVES
+        return len(ops) if again else len(ops) / VERIFIED
+    phases = len(ops) / max(1, sum(op.phase == "forward" for op in ops))
+    kinds = {
+        (
+            stage.mesh.axes,
+            stage.checkpointing,
+            tuple((split.dims, split.zero) for split in stage.splits),
+        ): len(stage.splits)
+        for stage in stages
+    }
+    return WRITTEN * phases * sum(kinds.values())
 
 
 def order_bound_s(timeline: Timeline) -> float:
@@ -399,6 +443,8 @@ class Planned:
 
 def planned(simulator: Simulator, result: Result[Any], spec: str, space: str = "") -> Planned:
     """The answer, from all that was simulated; `space` where it is not the joint problem's."""
+    if simulator.best() is None and simulator.cut() and not simulator.stop.interrupted():
+        _try_what_fits(simulator)
     best, work_s = _in_full(simulator), simulator.work_s
     simulator.attempt.refuse_if_all_failed(simulator.candidates)
     bound = max(work_s, (result.lower_bound or 0.0) if simulator.bounds_hold else 0.0)
@@ -418,6 +464,14 @@ def planned(simulator: Simulator, result: Result[Any], spec: str, space: str = "
         len(simulator.candidates), result.evaluations, simulator.objective, space, problem,
         _cut_otherwise(simulator, best),
     )  # fmt: skip
+
+
+def _try_what_fits(simulator: Simulator) -> None:
+    """The time is up and nothing that fits was met: any plan that does is better than none."""
+    for stages, schedule in what_may_fit(simulator.model, simulator.settings.advice):
+        simulator.add("search", stages, schedule)
+        if simulator.best() is not None:
+            return
 
 
 def _cut_otherwise(simulator: Simulator, best: SimulatedPlan | None) -> SimulatedPlan | None:
@@ -560,4 +614,6 @@ def _why_not(simulator: Simulator, early: object) -> str:
         if simulator.constraints.pinned_to("recompute") == "selective":
             asked += ", where selective needs ops that are cheap to run again"
         return f"{asked}; drop one of these constraints"
-    return what_would_fit(simulator.model, simulator.max_memory, simulator.settings.advice)
+    return what_would_fit(
+        simulator.model, simulator.max_memory, simulator.settings.advice, limit if early else None
+    )

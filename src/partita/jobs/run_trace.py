@@ -11,6 +11,8 @@ rank, `cpu_s` is the processor time: less than the clock's where the core was an
 `probes` are collectives of some sizes that were tried before the first traced step, and the
 optimizer with tensors of nothing (what it takes for each, whatever its size); `by_op` is a
 step before it in which blocks that run as a whole were run op by op: what each op takes of a block.
+`apart` is one in which weight gradients were taken after the next block instead of with the data
+gradients: its tasks hold the two parts of a backward as records of their own (`op` is "apart").
 """
 
 import hashlib
@@ -23,6 +25,7 @@ from partita.files import encode_json, read_record, write_atomically
 from partita.plans import Plan
 
 KIND = "run-trace"
+APART = "apart"  # the op of a record that is a part of a backward
 SEND = "send"  # a probe from rank 0 to rank 1
 UPDATE = "update of a tensor"  # a probe of the optimizer, for each tensor of one element
 
@@ -75,6 +78,8 @@ class Probe:
     """A collective of all ranks, or a message, that was tried: the quickest of some.
 
     `between_s` is the same between computing and with new memory, from when the last rank began.
+    `host_s` is then usual of a rank's processor time: to lay together what is sent, start it, and
+    take apart what came, and what computing takes longer right after, with a cache gone cold.
     """
 
     collective: str
@@ -82,6 +87,7 @@ class Probe:
     seconds: float  # once it was started
     issue_s: float = 0.0  # of the host, to start it
     between_s: float | None = None
+    host_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,7 @@ class RankTrace:
     steps: tuple[TracedStep, ...]
     probes: tuple[Probe, ...] = ()
     by_op: tuple[TracedStep, ...] = ()
+    apart: tuple[TracedStep, ...] = ()
 
     def to_json(self) -> bytes:
         """The text of its file."""

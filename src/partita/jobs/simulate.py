@@ -182,8 +182,18 @@ class Simulation:
         return summary(self.decided or self.stages, self.schedule, self.workload.graph)
 
     @property
+    def num_stages(self) -> int:
+        """How many stages the plan has."""
+        return len(self.stages)
+
+    @property
     def bubble(self) -> float:
-        """The share of the step that groups of devices do not compute, on average."""
+        """The share of the step that groups of devices run no stage, on average; 0 for one stage.
+
+        What they wait for is another one's computing, or a message.
+        """
+        if self.num_stages < 2:
+            return 0.0
         busy = self.timeline.busy()
         lanes = self.timeline.program.lanes
         mine = [float(b) for b, lane in zip(busy, lanes, strict=True) if lane.kind == "device"]

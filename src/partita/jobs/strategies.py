@@ -40,9 +40,9 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from partita.cluster import Cluster, DeviceKind
+from partita.cluster import Cluster
 from partita.costs.layouts import token_groups
 from partita.costs.roofline import op_cost
 from partita.costs.sharding import dims_of
@@ -61,6 +61,7 @@ MOST_INNER = 64
 SEQUENCE = "s"  # the loop over positions
 OPENS = {"moe_dispatch": "e", "embedding": "v"}  # ops that may start a split of their own
 Planned = tuple[tuple[Stage, ...], Schedule]
+T = TypeVar("T")
 MixedPlan = tuple[tuple[Stage, ...], Schedule]
 
 
@@ -418,17 +419,24 @@ def by_kind(
     kinds = kinds_of(cluster)
     if len(kinds) < 2:
         return []
-    plans = []
+    plans: list[tuple[list[list[int]], str, int]] = []
+    checkpointing = ("none", "full") if graph.is_training else ("none",)
     for order in itertools.permutations(sorted(kinds)):
         for counts in itertools.product(settings.stages, repeat=len(order)):
             groups = _groups(kinds, order, counts)
             if groups is None or len(groups) > chain.num_segments:
                 continue
             for count in _numbers(batch, groups, settings):
-                for checkpointing in ("none", "full") if graph.is_training else ("none",):
-                    stages = _stages_by_kind(graph, chain, cluster, groups, checkpointing)
-                    plans.append((stages, Schedule("1f1b", count)))
-    return _evenly(plans, settings.plans)
+                plans += [(groups, kept, count) for kept in checkpointing]
+    speeds = device_speeds(graph, cluster)
+    splits_of: dict[int, dict[str, OpSplit]] = {}  # by the number of devices
+    return [
+        (
+            _stages_by_kind(chain, speeds, groups, kept, splits_of),
+            Schedule("1f1b", count),
+        )
+        for groups, kept, count in _evenly(plans, settings.plans)
+    ]
 
 
 def unequal(
@@ -437,7 +445,7 @@ def unequal(
     """One stage, samples by speed."""
     if len(kinds_of(cluster)) < 2:
         return []
-    speeds = [_speed(graph, cluster, device) for device in range(cluster.num_devices)]
+    speeds = device_speeds(graph, cluster)
     plans: list[MixedPlan] = []
     for weights in _shares(speeds, batch, settings):
         mesh = Mesh((Axis("dp", len(weights), weights),), tuple(range(len(weights))))
@@ -447,15 +455,14 @@ def unequal(
     return plans[: settings.plans]
 
 
-def _speed(graph: Graph, cluster: Cluster, device: int) -> float:
-    return _speed_of(graph, cluster.kind_of(device))
-
-
-@functools.lru_cache(maxsize=64)
-def _speed_of(graph: Graph, kind: DeviceKind) -> float:
-    """Forwards in a second."""
-    seconds = sum(op_cost(graph, op, kind, ()).seconds for op in graph.ops if op.phase == "forward")
-    return 1 / seconds if seconds else 1.0
+def device_speeds(graph: Graph, cluster: Cluster) -> list[float]:
+    """Forwards in a second of every device."""
+    forward = [op for op in graph.ops if op.phase == "forward"]
+    of_kind: dict[str, float] = {}
+    for kind in cluster.kinds:
+        seconds = sum(op_cost(graph, op, kind, ()).seconds for op in forward)
+        of_kind[kind.name] = 1 / seconds if seconds else 1.0
+    return [of_kind[device.kind] for device in cluster.devices]
 
 
 def _groups(
@@ -481,24 +488,21 @@ def _numbers(batch: int, groups: list[list[int]], settings: MixedSettings) -> It
 
 
 def _stages_by_kind(
-    graph: Graph, chain: Chain, cluster: Cluster, groups: list[list[int]], checkpointing: str
-) -> tuple[Stage, ...]:
-    speeds = [sum(_speed(graph, cluster, device) for device in group) for group in groups]
-    ends = cuts_by_speed(chain, speeds)
+    chain: Chain, speeds: Sequence[float], groups: list[list[int]], checkpointing: str,
+    splits_of: dict[int, dict[str, OpSplit]],
+) -> tuple[Stage, ...]:  # fmt: skip
+    ends = cuts_by_speed(chain, [sum(speeds[device] for device in group) for group in groups])
     stages = []
     bounds = zip((0, *ends), (*ends, chain.num_segments), groups, strict=True)
     for number, (first, last, group) in enumerate(bounds):
         mesh = Mesh((Axis("dp", len(group)),), tuple(group))
-        splits = _splits(graph, mesh)
-        segments = chain.segments[first:last]
+        if len(group) not in splits_of:
+            splits_of[len(group)] = {each.op: each for each in data_splits(chain.graph, mesh)}
+        splits, segments = splits_of[len(group)], chain.segments[first:last]
         mine = tuple(splits[op] for segment in segments for op in segment.ops)
         kept = tuple(segment.ops[0] for segment in segments[1:]) if checkpointing == "full" else ()
         stages.append(Stage(f"stage{number}", mesh, mine, checkpointing, kept))
     return tuple(stages)
-
-
-def _splits(graph: Graph, mesh: Mesh) -> dict[str, OpSplit]:
-    return {split.op: split for split in data_splits(graph, mesh)}
 
 
 def cuts_by_speed(chain: Chain, speeds: Sequence[float]) -> tuple[int, ...]:
@@ -533,7 +537,7 @@ def _shares(speeds: Sequence[float], batch: int, settings: MixedSettings) -> lis
     return sorted(shares, key=lambda weights: (shares[weights], weights))[: settings.shares]
 
 
-def _evenly(plans: list[MixedPlan], most: int) -> list[MixedPlan]:
+def _evenly(plans: list[T], most: int) -> list[T]:
     if len(plans) <= most:
         return plans
     return [plans[i * len(plans) // most] for i in range(most)]

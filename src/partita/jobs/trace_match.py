@@ -94,11 +94,12 @@ class MatchedRun:
     had: float = 1.0  # of their cores, while ranks computed
     by_op: tuple[TaskMatch, ...] = ()  # of the step before, in which all blocks ran op by op
     replayed_s: float = 0.0  # the step on cores of their own, where they were shared
+    most_of: float = MOST_OF  # of its core that a rank must have had for the clock to count
 
     @property
     def is_shared(self) -> bool:
         """Did others take a good part of the cores?"""
-        return self.had < MOST_OF
+        return self.had < self.most_of
 
     @property
     def step_s(self) -> float:
@@ -111,8 +112,8 @@ class MatchedRun:
         return tuple(sorted({d for stage in self.plan.stages for d in stage.mesh.devices}))
 
 
-def match_run(plan: Plan, traces: tuple[RankTrace, ...]) -> MatchedRun:
-    """Lower the plan and match what was recorded of it."""
+def match_run(plan: Plan, traces: tuple[RankTrace, ...], most_of: float = MOST_OF) -> MatchedRun:
+    """Lower the plan and match what was recorded of it; with `most_of` above 1 by replay alone."""
     check_plan_of(plan, traces)
     traces = quicker_half(traces)
     cluster, workload = load_cluster(plan), load_model(plan)
@@ -121,11 +122,12 @@ def match_run(plan: Plan, traces: tuple[RankTrace, ...]) -> MatchedRun:
     devices = sorted({d for stage in plan.stages for d in stage.mesh.devices})
     records, had = _by_key(lowered.program, traces), cores_had(traces)
     rank_of = {d: r for r, d in enumerate(devices)}
-    tasks = tuple(_matches(lowered.program, records, rank_of, is_shared=had < MOST_OF))
+    tasks = tuple(_matches(lowered.program, records, rank_of, is_shared=had < most_of))
     return MatchedRun(
         plan, workload, cluster, lowered, run(lowered.program), traces, tasks,
-        tuple(_rank_times(trace, had < MOST_OF) for trace in traces),
+        tuple(_rank_times(trace, had < most_of) for trace in traces),
         statistics.fmean(step_lengths(traces)), had, _by_op(lowered.program, traces, rank_of),
+        most_of=most_of,
     )  # fmt: skip
 
 

@@ -14,11 +14,12 @@ pipeline   any plan; with many stages and micro-batches a task per block and mic
 """
 
 from partita.lower.context import MAX_REPRESENTATIVES, first_of_kinds, representative_devices
-from partita.lower.known import Memo
+from partita.lower.known import WRITTEN, Memo
 from partita.lower.pipeline import Lowered, lower_plan
 
 __all__ = [
     "MAX_REPRESENTATIVES",
+    "WRITTEN",
     "Lowered",
     "Memo",
     "first_of_kinds",

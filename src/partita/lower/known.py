@@ -31,6 +31,7 @@ from partita.plans import Mesh, Stage
 from partita.program import Body, Program
 
 Names = dict[str, str]
+WRITTEN = 2  # times that the ops of a block are: in each micro-batch, and in the last one
 RUNS_TIMED = (2, 3)  # a deep stage with so many runs of its pattern: a line has two points
 # Collectives that tell meshes apart: one is all latency, one all bandwidth.
 PROBES = (("all_reduce", 1e3), ("all_reduce", 1e8), ("all_gather", 1e7), ("all_to_all", 1e7))
@@ -125,6 +126,7 @@ class Memo:
     blocks: dict[tuple[object, ...], Blocks] = field(default_factory=dict)
     graphs: dict[int, Graph] = field(default_factory=dict)
     sent: dict[tuple[object, ...], float] = field(default_factory=dict)
+    written_ops: int = 0  # how many in all, by which lowering can be foretold
 
     @cached_property
     def patterns(self) -> Patterns:
@@ -207,6 +209,7 @@ def _timed_blocks(
     )
     if key not in memo.blocks:
         own = piece(graph, stage, number, where, part)
+        memo.written_ops += WRITTEN * len(own.graph.ops)
         block = stage_blocks(
             own, stage, cluster, run, memo.collectives, apart=apart, execution=memo.execution
         )

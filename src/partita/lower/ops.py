@@ -18,7 +18,7 @@ from partita.costs.collectives import Collectives
 from partita.costs.fusion import is_written
 from partita.costs.layouts import ConversionStep, common_layout, conversion, gradient_target
 from partita.costs.memory import kept_bytes, temporary_bytes
-from partita.costs.roofline import OpCost, Split, op_by_op_s, op_cost
+from partita.costs.roofline import OpCost, Split, apart_s, op_by_op_s, op_cost
 from partita.costs.sharding import ways_of
 from partita.graph.loops import loop_nest
 from partita.graph.record import Call, Graph, Op, dtype_bytes
@@ -204,6 +204,8 @@ def _compute(w: Writer, op: Op, work: Work, ready: Ready, buffers: list[Buffer])
         w.host(device, cost.host_s)
         more_s = w.issued.pop(device, 0.0)
         more_s += op_by_op_s(context.kinds[device], op.phase) if context.op_by_op else 0.0
+        is_apart = w.phase is Phase.WEIGHT and op.phase == "wgrad"
+        more_s += apart_s(context.kinds[device]) if is_apart else 0.0
         seconds = w.slowed(device, cost.seconds + more_s)
         made[device] = w.task(work, (context.index[device],), seconds, ready[device], kind)
     w.use(buffers, made)

@@ -86,6 +86,7 @@ def lower_plan(
     if runs_once(stages, schedule):
         stage = _with_bundles(stages[0], graph, cluster, known.collectives)
         one = lower_stage(stage, graph, cluster, most_devices, known.collectives, execution)
+        known.written_ops += len(one.graph.ops)
         decided = (replace(stage, overlap=Overlap(one.order)),)
         return Lowered(
             one.program, decided, schedule, one.graph, splits=one.splits, costs=one.costs

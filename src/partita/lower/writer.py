@@ -281,7 +281,7 @@ class Writer:
             task = self.task(work, lanes, seconds, waits, Kind.COLLECTIVE)
             made.update(dict.fromkeys(members, task))
         for device in made:
-            if each := issue_s(context.kinds[device]):
+            if each := issue_s(context.kinds[device], work.size_bytes):
                 self.issued[device] = self.issued.get(device, 0.0) + each
         return made
 

@@ -174,7 +174,7 @@ def _explained(e: Any) -> Figures:
     return [
         ("step", _likely(e.step_s, e.simulation.likely_step_s)),
         ("lower bound", units.seconds(e.lower_bound_s)),
-        ("bound by", bounds), ("bubble", _percent(e.bubble)),
+        ("bound by", bounds), ("bubble", _percent(e.simulation.bubble)),
     ]  # fmt: skip
 
 

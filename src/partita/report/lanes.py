@@ -1,36 +1,52 @@
 """Lanes as pictures show them: what is inside blocks, lanes that do the same, names that differ.
 
 A plan's program has a lane per representative rank. Where ranks do the same at the same time, one
-row stands for all. Blocks of a pipeline hide the collectives of their stage; `unfolded` puts them
-on a row of their own beside the stage, at the moments they take inside each block.
+row stands for all (`folded`). Blocks of a pipeline hide the collectives of their stage; `unfolded`
+puts them on a row of their own beside the stage, at the moments they take inside each block. Pages,
+pictures, traces and tables draw `representative(timeline)`, so that they all show the same rows.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from partita.meaning import Phase, Purpose, Work
-from partita.program import I32, Body, Lane
+from partita.program import I32, Body, Lane, Program
 from partita.report.tasks import categories
 from partita.timeline import Timeline
 
 MOST_INSIDE = 20_000  # collectives inside blocks that are drawn; where there are more, none is
 _RANGE = re.compile(r"(\S*?)(\d+) to \1(\d+)")
+_TO = "\0"  # between the ends of a range, where no name has it
+_NUMBERS = re.compile(rf"(\d+(?:{_TO}\d+)?)")
 
 
 def alike(timeline: Timeline, lanes: Sequence[int]) -> list[list[int]]:
-    """The lanes in groups that run the same kinds of tasks at the same moments."""
-    task, lane = timeline.slots()
-    category = categories(timeline.program)
+    """The lanes in groups that run the same blocks and micro-batches at the same moments."""
+    program = timeline.program
+    category, tasks = categories(program), _tasks_of(timeline)
     groups: dict[object, list[int]] = {}
     for each in lanes:
-        mine = task[lane == each]
-        columns = (timeline.start[mine], timeline.end[mine], category[mine])
-        key = (timeline.program.lanes[each].kind, *(column.tobytes() for column in columns))
+        mine = tasks[each]
+        moments = (timeline.start[mine], timeline.end[mine])
+        labels = (category[mine], program.block[mine], program.microbatch[mine])
+        key = (program.lanes[each].kind, *(column.tobytes() for column in (*moments, *labels)))
         groups.setdefault(key, []).append(each)
     return list(groups.values())
+
+
+def _tasks_of(timeline: Timeline) -> list[npt.NDArray[np.int64]]:
+    """The tasks of every lane in the order they run."""
+    task, lane = timeline.slots()
+    order = np.lexsort((task, timeline.end[task], timeline.start[task], lane))
+    counts = np.bincount(lane, minlength=len(timeline.program.lanes))
+    return np.split(task[order], np.cumsum(counts)[:-1])
 
 
 def alike_memories(timeline: Timeline, memories: Sequence[int]) -> list[list[int]]:
@@ -44,8 +60,32 @@ def alike_memories(timeline: Timeline, memories: Sequence[int]) -> list[list[int
 
 
 def group_name(names: Sequence[str]) -> str:
-    """A name for lanes that are alike: the first, and how many do the same."""
-    return names[0] if len(names) == 1 else f"{names[0]} +{len(names) - 1} alike"
+    """A name for lanes that are alike: `n0.gpu0-3` where they count on, else the first of them.
+
+    `n0.gpu0 to n0.gpu1` and `n0.gpu2 to n0.gpu3` are `n0.gpu0-3` as well, and eight devices on each
+    of two nodes `n0-1.gpu0-7`.
+    """
+    if len(names) == 1:
+        return ranged(names[0])
+    parts = [_NUMBERS.split(_RANGE.sub(rf"\1\2{_TO}\3", name)) for name in names]
+    if len({tuple(own[::2]) for own in parts}) == 1:
+        fields = list(zip(*(own[1::2] for own in parts), strict=True))
+        merged = [_counted_on(list(dict.fromkeys(field))) for field in fields]
+        sizes = [len(set(field)) for field in fields]
+        apart = len({tuple(own[1::2]) for own in parts})
+        if all(merged) and apart == len(names) == math.prod(sizes):
+            texts, numbers = parts[0][::2], [*merged, ""]
+            return "".join(f"{text}{number}" for text, number in zip(texts, numbers, strict=True))
+    return f"{ranged(names[0])} +{len(names) - 1} alike"
+
+
+def _counted_on(ranges: Sequence[str]) -> str:
+    """One range for several that follow each other; empty if they do not."""
+    ends = sorted((own.split(_TO) for own in ranges), key=lambda own: int(own[0]))
+    if any(int(before[-1]) + 1 != int(after[0]) for before, after in pairwise(ends)):
+        return ""
+    first, last = ends[0][0], ends[-1][-1]
+    return first if first == last else f"{first}-{last}"
 
 
 def short_names(names: Sequence[str], most: int) -> list[str]:
@@ -76,6 +116,135 @@ def _cut(name: str, most: int) -> str:
         return name
     head = (most - 1) // 2
     return f"{name[:head]}…{name[len(name) - (most - 1 - head) :]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A timeline in which one lane stands for all that do the same; memories likewise.
+
+    `lanes` and `memories` say which of the whole timeline each of them was, the first of its like.
+    """
+
+    timeline: Timeline
+    lanes: tuple[int, ...]
+    memories: tuple[int, ...]
+
+
+def representative(timeline: Timeline) -> Folded:
+    """What pictures show: lanes that differ, with what is inside the blocks of a pipeline."""
+    return folded(unfolded(timeline))
+
+
+def folded(timeline: Timeline) -> Folded:
+    """One lane for all that do the same, and no link that nothing crosses.
+
+    What a task of a lane that is left out waits for, is waited for by and takes of memory goes to
+    its like, which starts and ends when it does.
+    """
+    program = timeline.program
+    used = np.bincount(program.lane_of, minlength=len(program.lanes)) > 0
+    drawn = [n for n, lane in enumerate(program.lanes) if used[n] or lane.kind != "link"]
+    groups = alike(timeline, drawn)
+    stores = alike_memories(timeline, range(len(program.memories)))
+    row = np.full(len(program.lanes), -1)
+    row[[group[0] for group in groups]] = np.arange(len(groups))
+    kept, like = _likes(timeline, groups, row)
+    number = (np.cumsum(kept) - 1)[like]  # of each task's like among those that are kept
+    names = _different([[program.lanes[one].name for one in group] for group in groups])
+    lanes = tuple(
+        Lane(name, program.lanes[group[0]].kind) for name, group in zip(names, groups, strict=True)
+    )
+    owner = np.repeat(np.arange(program.num_tasks), np.diff(program.lane_start))
+    here, count = row[program.lane_of] >= 0, int(kept.sum())
+    small = replace(
+        program,
+        lanes=lanes,
+        duration=program.duration[kept],
+        lane_start=_starts(number[owner[here]], count),
+        lane_of=row[program.lane_of[here]].astype(np.int32),
+        **_waits(program, kept, number),
+        **_effects(program, stores, number, count),
+        block=program.block[kept],
+        kind=program.kind[kept],
+        microbatch=program.microbatch[kept],
+        pairs=np.unique(number[program.pairs].reshape(-1, 2), axis=0).astype(np.int32),
+        work=program.work[kept],
+        priority=None,
+        order=None,
+    )
+    return Folded(
+        Timeline(small, timeline.start[kept], timeline.end[kept]),
+        tuple(group[0] for group in groups),
+        tuple(store[0] for store in stores),
+    )
+
+
+def _likes(
+    timeline: Timeline, groups: Sequence[Sequence[int]], row: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+    """(which tasks are kept, for each task the kept one that it is like)."""
+    program = timeline.program
+    owner = np.repeat(np.arange(program.num_tasks), np.diff(program.lane_start))
+    kept = np.diff(program.lane_start) == 0
+    kept[owner[row[program.lane_of] >= 0]] = True
+    like, tasks = np.arange(program.num_tasks), _tasks_of(timeline)
+    for group in groups:
+        first = tasks[group[0]]
+        for other in group[1:]:
+            own = tasks[other]
+            like[own[~kept[own]]] = first[~kept[own]]
+    return kept, like
+
+
+def _waits(
+    program: Program, kept: npt.NDArray[np.bool_], number: npt.NDArray[np.int64]
+) -> dict[str, Any]:
+    """What the kept tasks wait for: the likes of what they waited for, but never themselves."""
+    owner = np.repeat(np.arange(program.num_tasks), np.diff(program.wait_start))
+    here = kept[owner] & (number[owner] != number[program.wait_on])
+    return {
+        "wait_start": _starts(number[owner[here]], int(kept.sum())),
+        "wait_on": number[program.wait_on[here]],
+        "wait_delay": program.wait_delay[here],
+    }
+
+
+def _effects(
+    program: Program, stores: Sequence[Sequence[int]], number: npt.NDArray[np.int64], count: int
+) -> dict[str, Any]:
+    """What is taken of the memories that are kept, also by likes of tasks that are not."""
+    place = np.full(len(program.memories), -1)
+    place[[store[0] for store in stores]] = np.arange(len(stores))
+    owner = np.repeat(np.arange(program.num_tasks), np.diff(program.effect_start))
+    here = place[program.effect_memory] >= 0 if len(owner) else np.zeros(0, np.bool_)
+    owner = number[owner[here]]
+    order = np.argsort(owner, kind="stable")
+    names = _different([[program.memories[one].name for one in store] for store in stores])
+    return {
+        "memories": tuple(
+            replace(program.memories[store[0]], name=name)
+            for name, store in zip(names, stores, strict=True)
+        ),
+        "effect_start": _starts(owner[order], count),
+        "effect_memory": place[program.effect_memory[here]][order],
+        "effect_at_start": program.effect_at_start[here][order],
+        "effect_at_end": program.effect_at_end[here][order],
+    }
+
+
+def _starts(owner: npt.NDArray[np.int64], count: int) -> I32:
+    """Where the entries of each of `count` tasks begin, and where the last ends."""
+    return np.append(0, np.cumsum(np.bincount(owner, minlength=count))).astype(np.int32)
+
+
+def _different(groups: Sequence[Sequence[str]]) -> list[str]:
+    """A name for each group, no two the same."""
+    names = [group_name(group) for group in groups]
+    whole = {name for group in groups for name in group}
+    return [
+        group[0] if names.count(name) > 1 or (name in whole and name not in group) else name
+        for name, group in zip(names, groups, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

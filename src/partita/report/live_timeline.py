@@ -11,7 +11,7 @@ text; the characters that could end the element are escaped. Nothing is loaded f
 import base64
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from importlib import resources
 from typing import Any
@@ -25,7 +25,7 @@ from partita.jobs.memory_parts import PARTS, MemoryCurves, few_steps
 from partita.program import Program
 from partita.report.charts import cut
 from partita.report.html_parts import embedded
-from partita.report.lanes import ranged
+from partita.report.lanes import ranged, representative, unfolded
 from partita.report.palette import (
     CATEGORY_COLORS,
     CATEGORY_PATTERNS,
@@ -156,7 +156,7 @@ def live_timeline(
     timeline: Timeline, extras: TimelineExtras | None = None, label: str = "timeline of one step"
 ) -> str:
     """The timeline as an element; `timeline_script` must follow it on the page."""
-    known = extras or TimelineExtras()
+    timeline, known = _drawn(timeline, extras or TimelineExtras())
     left_out = len(used_lanes(timeline.program)) - MOST_LANES
     more = f'<p class="soft">{left_out:,} more lanes are not drawn.</p>' if left_out > 0 else ""
     whole = timeline.program.num_tasks <= MOST_TASKS
@@ -174,6 +174,19 @@ def live_timeline(
         f'<script type="application/json">{embedded(_packed(timeline, known, whole))}</script>'
         "</div>"
     )
+
+
+def _drawn(timeline: Timeline, known: TimelineExtras) -> tuple[Timeline, TimelineExtras]:
+    """The rows that differ, and what is known of them; each rank beside its own measured lane."""
+    if known.measured:
+        return unfolded(timeline), known
+    few = representative(timeline)
+    row = {lane: place for place, lane in enumerate(few.lanes)}
+    parts = tuple(known.parts[memory] for memory in few.memories if memory < len(known.parts))
+    if known.idle is None:
+        return few.timeline, replace(known, parts=parts)
+    lanes = tuple(replace(own, lane=row[own.lane]) for own in known.idle.lanes if own.lane in row)
+    return few.timeline, replace(known, idle=replace(known.idle, lanes=lanes), parts=parts)
 
 
 def _buttons(timeline: Timeline, known: TimelineExtras, whole: bool) -> str:

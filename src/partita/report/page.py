@@ -23,6 +23,7 @@ from partita.meaning import Purpose
 from partita.plans import Plan, Progress
 from partita.report.charts import ChartLine, line_chart
 from partita.report.html_parts import cards, document, folded, legend, page_script, table
+from partita.report.lanes import alike
 from partita.report.live_timeline import (
     TIMELINE_STYLE,
     TimelineExtras,
@@ -40,6 +41,7 @@ from partita.report.summary import (
     KEPT,
     OP_HEADER,
     arrangement,
+    batch_text,
     bound_shares,
     op_row,
     throughput,
@@ -155,7 +157,7 @@ def _subtitle(plan: Plan, simulation: Simulation) -> str:
     job = f"training with {plan.model.optimizer}" if plan.model.training else "inference"
     parameters = units.count(simulation.workload.graph.num_parameters)
     return (
-        f"{parameters} parameters, {job}, global batch {plan.model.batch}, {plan.model.dtype}; "
+        f"{parameters} parameters, {job}, {batch_text(simulation.workload)}, {plan.model.dtype}; "
         f"{simulation.num_devices} devices as {arrangement(simulation)}; {plan.origin.method}"
     )
 
@@ -201,7 +203,7 @@ def _overlap_card(hidden: HiddenShare, num_rows: int) -> tuple[tuple[str, str, s
 def _waiting_card(simulation: Simulation, idle: IdleAccount) -> tuple[str, str, str]:
     """What keeps devices from computing; of a pipeline between its blocks, and inside of them."""
     sent = units.seconds(simulation.communication_s)
-    if simulation.is_pipelined:
+    if simulation.num_stages > 1:
         bubble = simulation.bubble
         inside = max(0.0, 1 - idle.mean_busy_s / (idle.step_s or 1.0) - bubble)
         note = f"the busiest link is in use for {sent}"
@@ -231,11 +233,15 @@ def _bounds(simulation: Simulation) -> str:
 
 def _drawn(simulation: Simulation) -> str:
     """Whom the rows of the timeline stand for, where that is more than their names say."""
-    rows = sum(lane.kind == "device" for lane in simulation.timeline.program.lanes)
+    program = simulation.timeline.program
+    devices = [n for n, lane in enumerate(program.lanes) if lane.kind == "device"]
+    rows = len(alike(simulation.timeline, devices))
     if rows >= simulation.num_devices:
         return ""
-    who = "a row stands for devices that work together"
-    if not simulation.is_pipelined:
+    who = "a row stands for devices that do the same"
+    if simulation.is_pipelined:
+        who = "a row stands for devices that work together"
+    elif len(devices) < simulation.num_devices:
         who = "the first of each kind is its representative rank, the others do the same"
     many = f"{simulation.num_devices:,} devices in {rows:,} row{'s' * (rows > 1)}"
     return f'<p class="soft">{many}: {who}.</p>'

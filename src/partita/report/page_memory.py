@@ -11,6 +11,7 @@ from partita.jobs.simulate import Simulation
 from partita.report.axis import tick_text, ticks
 from partita.report.figures import WIDTH, figure
 from partita.report.html_parts import folded, legend, table
+from partita.report.lanes import alike_memories, group_name, ranged
 from partita.report.palette import PART_COLORS, PART_PATTERNS, svg_patterns
 
 Scale = Callable[[float], float]  # a value -> its place in the picture
@@ -44,16 +45,19 @@ def memory_section(simulation: Simulation, parts: Sequence[MemoryCurves]) -> str
         for part, size in at_peak.items()
         if size > 0
     ]
-    others = [own for i, own in enumerate(parts) if i != fullest][:MOST_OTHERS]
+    equal = alike_memories(simulation.timeline, range(len(parts)))
+    groups = [[parts[memory] for memory in own] for own in equal]
+    others = [own for own in groups if one not in own][:MOST_OTHERS]
     more = ""
-    if others:
+    if len(parts) > 1:
         header = ("memory", "peak", "of", *(WORDS[part] for part in PARTS))
-        rows = [_row(own) for own in parts]
+        rows = [(_name(own), *_row(own[0])) for own in groups]
         more = folded(
             f"all {len(parts):,} memories, each at its peak",
             table(header, rows, range(1, len(header)))
             + "".join(
-                f"<h3>{escape(own.name)}</h3>{_curve(own, simulation.step_s)}" for own in others
+                f"<h3>{escape(_name(own))}</h3>{_curve(own[0], simulation.step_s)}"
+                for own in others
             ),
         )
     return (
@@ -76,8 +80,8 @@ def peak_text(simulation: Simulation, memory: int, parts: MemoryCurves) -> str:
         what += f", when {label.block} begins ({label.kind.words}{number})"
     share = f" ({peak / parts.capacity_bytes:.0%})" if parts.capacity_bytes else ""
     words = (
-        f"{parts.name} is fullest: {units.size(peak)} of {units.size(parts.capacity_bytes)}{share} "
-        f"{what}."
+        f"{ranged(parts.name)} is fullest: {units.size(peak)} of "
+        f"{units.size(parts.capacity_bytes)}{share} {what}."
     )
     held = parts.at_peak()
     if moment.in_flight > 1:
@@ -93,10 +97,14 @@ def peak_text(simulation: Simulation, memory: int, parts: MemoryCurves) -> str:
     return words
 
 
+def _name(parts: Sequence[MemoryCurves]) -> str:
+    """Of memories that hold the same all the time."""
+    return group_name([own.name for own in parts])
+
+
 def _row(parts: MemoryCurves) -> tuple[str, ...]:
     held = parts.at_peak()
     return (
-        parts.name,
         units.size(float(parts.held.max())),
         units.size(parts.capacity_bytes),
         *(units.size(held[part]) for part in PARTS),
@@ -153,7 +161,7 @@ def _curve(parts: MemoryCurves, step_s: float) -> str:
             f'<text class="e" x="{WIDTH - 28}" y="{at - 5:.1f}">'
             f"capacity {units.size(parts.capacity_bytes)}</text>"
         )
-    return figure(f"memory of {parts.name} over the step, by part", drawn, HEIGHT + 40)
+    return figure(f"memory of {ranged(parts.name)} over the step, by part", drawn, HEIGHT + 40)
 
 
 def _peak_mark(x: float, y: float, peak_bytes: float) -> list[str]:

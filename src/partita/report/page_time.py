@@ -6,6 +6,7 @@ from html import escape
 from partita import units
 from partita.jobs.idle import CAUSES, BoundGap, IdleAccount
 from partita.report.html_parts import folded, legend, table
+from partita.report.lanes import group_name, ranged
 from partita.report.palette import BUSY_COLOR, CAUSE_COLORS, CAUSE_PATTERNS, WORK_COLOR, hatch
 
 Words = Callable[[float], str]  # a time as people read it
@@ -34,7 +35,7 @@ def time_section(
     ]
     title, who = "From the bound to the step", ""
     if lane is not None:
-        who = f" on {escape(lane.name)}, which has the most to do"
+        who = f" on {escape(ranged(lane.name))}, which has the most to do"
         if not gap.bound_s > 0:  # nothing is proven: all that the device does, and does not
             title, causes = "Where the time goes", lane.seconds
             parts = [("computing", lane.busy_s, BUSY_COLOR, 0)]
@@ -72,14 +73,13 @@ def time_section(
 
 def _devices(account: IdleAccount, words: Words) -> str:
     header = ("row", "busy", *(WORDS[cause] for cause in CAUSES), "step")
+    alike: dict[tuple[float, ...], list[str]] = {}
+    for lane in account.lanes:
+        own = (lane.busy_s, *(lane.seconds[cause] for cause in CAUSES))
+        alike.setdefault(own, []).append(lane.name)
     rows = [
-        (
-            lane.name,
-            words(lane.busy_s),
-            *(words(lane.seconds[cause]) for cause in CAUSES),
-            words(account.step_s),
-        )
-        for lane in account.lanes[:MOST_ROWS]
+        (group_name(names), *map(words, own), words(account.step_s))
+        for own, names in list(alike.items())[:MOST_ROWS]
     ]
     mean = account.mean()
     rows.append(
@@ -90,9 +90,8 @@ def _devices(account: IdleAccount, words: Words) -> str:
             words(account.step_s),
         )
     )
-    count = len(account.lanes)
     idle = sum(mean.values()) / account.step_s if account.step_s else 0.0
     title = f"idle time by cause, row by row: {idle:.0%} of the step on average"
-    left = count - MOST_ROWS
+    left = len(alike) - MOST_ROWS
     more = f'<p class="soft">{left:,} more rows are in the mean.</p>' if left > 0 else ""
     return folded(title, table(header, rows, range(1, len(header)), total=True) + more)

@@ -1,10 +1,10 @@
 """A simulation in words: time, what bounds it, memory against capacity, the slowest ops."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from partita import units
+from partita.degrees import num_tokens
 from partita.graph.record import Graph
 from partita.graph.work import appended_positions, cached_inputs, positions_read_before
 from partita.jobs.shard import Sharding, SimulatedSharding
@@ -70,18 +70,23 @@ def _doubt(simulation: Simulation) -> tuple[str, ...]:
 def job_line(simulation: Simulation) -> str:
     """The model and what is done with it."""
     workload = simulation.workload
-    tokens = tokens_of(workload.graph) // max(workload.batch, 1)
+    tokens = (num_tokens(workload.graph) or 0) // max(workload.batch, 1)
     job = f"training with {workload.optimizer}" if workload.training else "inference"
     if tokens and not workload.training:
         job += f", {phase_of_inference(workload.graph)}"
     if workload.execution != "graph":
         job += f" ({workload.execution})"
-    each = f" of {units.counted(tokens, 'token')}" if tokens else ""
     return (
         f"{workload.spec}: {units.count(workload.graph.num_parameters)} parameters, "
-        f"{ops_text(workload.graph)}, {job}, global batch {workload.batch}{each}, "
-        f"{types_text(workload)}"
+        f"{ops_text(workload.graph)}, {job}, {batch_text(workload)}, {types_text(workload)}"
     )
+
+
+def batch_text(workload: Workload) -> str:
+    """The global batch, and how long its samples are where they have tokens."""
+    tokens = (num_tokens(workload.graph) or 0) // max(workload.batch, 1)
+    each = f" of {units.counted(tokens, 'token')}" if tokens else ""
+    return f"global batch {workload.batch}{each}"
 
 
 def types_text(workload: Workload) -> str:
@@ -153,22 +158,12 @@ def throughput(simulation: Simulation, seconds: float, digits: int = 0) -> str:
     """Samples per second where a batch takes so many; tokens too, where the model has tokens."""
     each = 1 / seconds if seconds else 0.0
     words = f"{simulation.workload.batch * each:,.{digits}f} samples/s"
-    tokens = tokens_of(simulation.workload.graph) * each
+    tokens = (num_tokens(simulation.workload.graph) or 0) * each
     if not tokens:
         return words
     devices = simulation.num_devices
     alone = f", {tokens / devices:,.0f} tokens/s/device" if devices > 1 else ""
     return f"{words}, {tokens:,.0f} tokens/s{alone}"
-
-
-def tokens_of(graph: Graph) -> int:
-    """The tokens of a batch: the most that any table is asked for by what the model is fed."""
-    asked = [
-        graph.tensor(op.inputs[0])
-        for op in graph.ops
-        if op.kind == "embedding" and op.phase == "forward"
-    ]
-    return max((math.prod(ids.shape) for ids in asked if ids.role == "input"), default=0)
 
 
 def bound_shares(simulation: Simulation) -> list[tuple[str, float]]:
@@ -180,14 +175,23 @@ def bound_shares(simulation: Simulation) -> list[tuple[str, float]]:
 
 
 def _busy_text(simulation: Simulation) -> str:
-    """What the busiest device does; a stage's block of a pipeline holds its own collectives."""
-    busy, sent = units.seconds(simulation.compute_s), units.seconds(simulation.communication_s)
-    idle = units.seconds(max(0.0, simulation.exposed_s))
-    waits = _waits_for(simulation)
-    if simulation.is_pipelined:
-        sends = f"sends between stages {sent}"
-        return f"stages     {busy} with their collectives   {sends}; {waits} {idle}"
-    return f"compute    {busy}   communication {sent}; {waits} {idle}"
+    """What the busiest device does; a stage's block of a pipeline holds its own collectives.
+
+    What blocks wait for inside and the bubble between them add up to what bounds the step beside
+    work (`bound_shares`).
+    """
+    idle_s, waits = max(0.0, simulation.exposed_s), _waits_for(simulation)
+    sent = units.seconds(simulation.communication_s)
+    if not simulation.is_pipelined:
+        busy = units.seconds(simulation.compute_s)
+        return f"compute    {busy}   communication {sent}; {waits} {units.seconds(idle_s)}"
+    waiting_s = simulation.bounds()["waiting"]
+    if simulation.num_stages == 1:
+        busy = units.seconds(simulation.step_s - waiting_s)
+        return f"compute    {busy}   {waits} {units.seconds(waiting_s)}"
+    inside, busy = units.seconds(max(0.0, waiting_s - idle_s)), units.seconds(simulation.compute_s)
+    mine = f"{busy} on the busiest device, {inside} of it {waits.removeprefix('bubble and ')}"
+    return f"stages     {mine}; bubble {units.seconds(idle_s)}   sends between stages {sent}"
 
 
 def _waits_for(simulation: Simulation) -> str:
@@ -196,14 +200,14 @@ def _waits_for(simulation: Simulation) -> str:
     if by_host and simulation.num_devices == 1:
         return "waiting for the host"
     waits = "exposed communication"
-    if simulation.is_pipelined:
+    if simulation.num_stages > 1:
         waits = f"bubble and {waits}"
     return f"{waits}, host" if by_host else waits
 
 
 def arrangement(simulation: Simulation) -> str:
     """The mesh; of a pipeline, how many stages on which meshes, the schedule and the bubble."""
-    bubble = f", bubble {simulation.bubble:.0%}" if simulation.is_pipelined else ""
+    bubble = f", bubble {simulation.bubble:.0%}" if simulation.num_stages > 1 else ""
     count = simulation.schedule.num_microbatches
     each = f" of {simulation.workload.batch // count}" if count > 1 else ""
     return f"{simulation.arrangement}{each}{bubble}"
@@ -270,7 +274,7 @@ def simulation_json(simulation: Simulation) -> dict[str, Any]:
             "mfu": list(simulation.likely_mfu),
             "peak_memory_bytes": list(simulation.likely_peak_bytes),
         },
-        "tokens": tokens_of(simulation.workload.graph),
+        "tokens": num_tokens(simulation.workload.graph) or 0,
         "bounds_s": simulation.bounds(),
         "fits": simulation.fits,
         "peak_memory_bytes": list(simulation.peak_bytes),

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from partita.program import F64
 from partita.report.axis import memory_text, tick_text, ticks, time_scale, time_text
-from partita.report.lanes import alike, alike_memories, group_name, short_names, unfolded
+from partita.report.lanes import representative, short_names
 from partita.report.tasks import CATEGORIES, COLORS, about, categories
 from partita.timeline import Timeline
 
@@ -78,19 +78,15 @@ def timeline_svg(
     With `fold` one row stands for all lanes that do the same, and collectives inside the blocks of
     a pipeline are drawn beside their stage.
     """
-    timeline = unfolded(timeline) if fold and lanes is None else timeline
+    timeline = representative(timeline).timeline if fold and lanes is None else timeline
     program = timeline.program
-    rows = [[lane] for lane in (range(len(program.lanes)) if lanes is None else lanes)]
-    if fold and lanes is None:
-        rows = alike(timeline, range(len(program.lanes)))
-    left_out = len(rows) - MOST_LANES
-    rows = rows[:MOST_LANES]
-    shown = [row[0] for row in rows]
+    shown = list(range(len(program.lanes)) if lanes is None else lanes)
+    left_out = len(shown) - MOST_LANES
+    shown = shown[:MOST_LANES]
     peaks = timeline.peaks()
-    held_rows = _stores(timeline, peaks, fold) if memory else []
-    stores = [row[0] for row in held_rows]
-    labels = [group_name([program.lanes[lane].name for lane in row]) for row in rows]
-    labels += [group_name([_memory_label(timeline, store) for store in row]) for row in held_rows]
+    stores = _stores(peaks) if memory else []
+    labels = [program.lanes[lane].name for lane in shown]
+    labels += [_memory_label(timeline, store) for store in stores]
     labels = short_names(labels, MOST_LETTERS)
     left = 20 + round(_LETTER * max(map(len, labels), default=0))
     held = {store: _peak_text(timeline, store, float(peaks[store])) for store in stores}
@@ -120,11 +116,10 @@ def timeline_svg(
     )
 
 
-def _stores(timeline: Timeline, peaks: F64, fold: bool) -> list[list[int]]:
-    """Memories that something is taken from, up to a dozen: the fullest; alike ones together."""
+def _stores(peaks: F64) -> list[int]:
+    """Memories that something is taken from, up to a dozen: the fullest."""
     used = np.flatnonzero(peaks > 0).tolist()
-    groups = alike_memories(timeline, used) if fold else [[m] for m in used]
-    return sorted(sorted(groups, key=lambda group: -peaks[group[0]])[:12])
+    return sorted(sorted(used, key=lambda store: -peaks[store])[:12])
 
 
 def _heading(frame: _Frame, title: str) -> list[str]:

@@ -16,7 +16,7 @@ from rich.cells import cell_len, set_cell_size
 
 from partita.program import F64
 from partita.report.axis import memory_text, tick_text, ticks, time_scale, time_text
-from partita.report.lanes import alike, alike_memories, group_name, short_names, unfolded
+from partita.report.lanes import representative, short_names
 from partita.report.tasks import CATEGORIES, categories
 from partita.timeline import Timeline
 
@@ -46,22 +46,15 @@ def gantt(
     With `fold` one row stands for all lanes that do the same, and collectives inside the blocks of
     a pipeline are drawn beside their stage.
     """
-    timeline = unfolded(timeline) if fold and lanes is None else timeline
+    whole = timeline
+    timeline = representative(timeline).timeline if fold and lanes is None else timeline
     program = timeline.program
     peaks = timeline.peaks()
-    rows_of = {lane: [lane] for lane in range(len(program.lanes))}
-    if fold and lanes is None:
-        rows_of = {group[0]: group for group in alike(timeline, range(len(program.lanes)))}
-    shown, others = _choose(timeline, lanes, list(rows_of))
-    memories: list[int] = []
-    held_alike: dict[int, list[int]] = {}
-    if memory:
-        memories, held_alike = _choose_memories(timeline, peaks, fold)
-    labels = [group_name([program.lanes[one].name for one in rows_of[lane]]) for lane in shown]
+    shown, others = _choose(timeline, lanes)
+    memories = _choose_memories(peaks, _fullest(timeline, peaks)) if memory else []
+    labels = [program.lanes[lane].name for lane in shown]
     labels += [f"{len(others):,} more"] if others else []
-    labels += [
-        group_name([f"{program.memories[one].name} mem" for one in held_alike[m]]) for m in memories
-    ]
+    labels += [f"{program.memories[m].name} mem" for m in memories]
     label_width = min(max(map(cell_len, map(_clean, labels)), default=0), max(8, width // 4))
     labels = short_names([_clean(label) for label in labels], label_width)
     sides = [*_percents(timeline, shown, others), *_held(timeline, memories, peaks)]
@@ -72,7 +65,7 @@ def gantt(
         rows.append(_paint(_crowd(timeline, others, columns), _DIM, color))
     rows += [_memory_row(timeline, m, columns, color) for m in memories]
 
-    lines = [_headline(timeline)]
+    lines = [_headline(whole)]
     lines += [" " * (label_width + 1) + line for line in _axis(timeline, columns)]
     for index, (label, row, side) in enumerate(zip(labels, rows, sides, strict=True)):
         if index and index == len(rows) - len(memories):
@@ -80,36 +73,26 @@ def gantt(
         lines.append(f"{_fit(label, label_width)} │{row}│ {side}")
     if legend:
         lines += _legend(timeline, shown, others, columns, color, width)
-        used = len(held_alike)
+        used = int((peaks > 0).sum())
         if memory and used > len(memories):
             lines.append(f"the {len(memories)} fullest of {used:,} memories are drawn")
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _choose(
-    timeline: Timeline, lanes: Sequence[int] | None, rows: list[int]
-) -> tuple[list[int], list[int]]:
+def _choose(timeline: Timeline, lanes: Sequence[int] | None) -> tuple[list[int], list[int]]:
     """(lanes drawn, lanes summed up): all, those asked for, or the busiest where there are many."""
     if lanes is not None:
         return list(lanes), []
-    if len(rows) <= MOST_LANES:
-        return rows, []
-    by_use = np.array(rows)[np.argsort(-timeline.busy()[rows], kind="stable")]
+    count = len(timeline.program.lanes)
+    if count <= MOST_LANES:
+        return list(range(count)), []
+    by_use = np.argsort(-timeline.busy(), kind="stable")
     return sorted(by_use[: MOST_LANES // 2].tolist()), sorted(by_use[MOST_LANES // 2 :].tolist())
 
 
-def _choose_memories(
-    timeline: Timeline, peaks: F64, fold: bool
-) -> tuple[list[int], dict[int, list[int]]]:
-    """The memories that are fullest, in their order; none that nothing is taken from.
-
-    With `fold` the first of those that hold the same, and which these are.
-    """
-    used = np.flatnonzero(peaks > 0).tolist()
-    groups = alike_memories(timeline, used) if fold else [[m] for m in used]
-    first = {group[0]: group for group in groups}
-    fullest = [m for m in _fullest(timeline, peaks) if m in first][:MOST_MEMORIES]
-    return sorted(fullest), first
+def _choose_memories(peaks: F64, fullest: Sequence[int]) -> list[int]:
+    """The memories that are fullest, in their order; none that nothing is taken from."""
+    return sorted([m for m in fullest if peaks[m] > 0][:MOST_MEMORIES])
 
 
 def _fullest(timeline: Timeline, peaks: F64) -> list[int]:

@@ -82,9 +82,9 @@ def _simulate(ask: Ask, stop: Stop) -> Answer:
 def _step_cards(simulation: Simulation) -> list[Card]:
     peak, capacity = simulation.fullest
     likely = " to ".join(map(units.seconds, simulation.likely_step_s))
-    waits = "bubble" if simulation.is_pipelined else "exposed communication"
+    waits = "bubble" if simulation.num_stages > 1 else "exposed communication"
     share = simulation.bubble
-    if not simulation.is_pipelined and simulation.step_s:
+    if simulation.num_stages < 2 and simulation.step_s:
         share = max(0.0, simulation.exposed_s) / simulation.step_s
     return [
         ("step", units.seconds(simulation.step_s), f"80 % interval {likely}"),

@@ -1,5 +1,7 @@
 """What users hold: steps on parts of a batch, a loss beside the module, a recorder, dropout."""
 
+import random
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -8,9 +10,16 @@ from distributed_models import make  # noqa: E402
 from distributed_plans import graph_by_name, graph_of, pipeline, sgd  # noqa: E402
 from distributed_ranks import run_on_ranks  # noqa: E402
 
+from partita.cluster import resolve  # noqa: E402
+from partita.engine import run as run_program  # noqa: E402
 from partita.errors import PartitaError  # noqa: E402
+from partita.graph.loops import loop_nest  # noqa: E402
+from partita.lower import lower_plan  # noqa: E402
+from partita.meaning import Purpose  # noqa: E402
+from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage  # noqa: E402
 from partita.run.distributed.engine import execute  # noqa: E402
 from partita.run.distributed.loss import with_loss  # noqa: E402
+from partita.run.distributed.opwise import _exchanges, _started_early  # noqa: E402
 
 ROWS = {0: [0, 1, 2, 6, 7, 8], 1: [3, 4, 5, 9, 10, 11]}
 
@@ -143,3 +152,58 @@ def test_gradients_are_laid_together_in_the_same_memory_in_every_step(ends):
         first, second = end.result[3]
         assert first
         assert first == second
+
+
+def works_of(program):
+    """A program's works in the order that ranks walk, as lowered and as started early."""
+    order = range(program.num_tasks) if program.order is None else program.order.tolist()
+    given = tuple(dict.fromkeys(n for k in order if (n := int(program.work[k])) >= 0))
+    exchanged = _exchanges(program, given)
+    return given, _started_early(program, given, exchanged), exchanged
+
+
+def split_program(dims_of, name="gpt"):
+    """One stage on two devices, its ops split as said."""
+    graph = graph_by_name(name)
+    ops = [op for op in graph.ops if op.phase == "forward"]
+    splits = tuple(OpSplit(op.name, (dims_of(op, graph.call(op)),)) for op in ops)
+    stage = Stage("model", Mesh((Axis("tp", 2),), (0, 1)), splits)
+    return lower_plan((stage,), Schedule(), graph, resolve("2xA100"), run_program).program
+
+
+def test_the_sum_of_a_data_gradient_starts_before_the_weight_gradient():
+    program = split_program(lambda op, call: "n" if op.kind == "linear" else "")
+    given, early, _ = works_of(program)
+    moved = 0
+    for before, sums, after in zip(early, early[1:], early[2:], strict=False):
+        one, conversion, other = (program.works[n] for n in (before, sums, after))
+        if conversion.purpose is Purpose.CONVERSION and other.op.endswith(".wgrad"):
+            assert one.op.removesuffix(".dgrad") == other.op.removesuffix(".wgrad")
+            assert set(conversion.reads) & set(one.writes)
+            assert given.index(sums) > given.index(after)
+            moved += 1
+    assert moved > 3
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_is_sent_keeps_its_order_and_nothing_is_read_before_it_is_made(seed):
+    rng = random.Random(seed)
+
+    def dims_of(op, call):
+        free = [dim.name for dim in loop_nest(call).dims if not dim.whole and not dim.extent % 2]
+        return rng.choice(["", *free])
+
+    program = split_program(dims_of)
+    given, early, exchanged = works_of(program)
+    works = program.works
+    sent = [n for n in given if works[n].collective or exchanged.get(n)]
+    assert sorted(given) == sorted(early)
+    assert [n for n in early if works[n].collective or exchanged.get(n)] == sent
+    at = {n: k for k, n in enumerate(early)}
+    maker = {value: n for n in given for value in works[n].writes}
+    for n in given:
+        for value in works[n].reads:
+            while value >= 0:
+                if value in maker and given.index(maker[value]) < given.index(n):
+                    assert at[maker[value]] < at[n]
+                value = program.values[value].of

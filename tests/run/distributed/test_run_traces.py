@@ -1,20 +1,27 @@
 """What `--trace` records, how it is laid over the prediction, and what a calibration changes."""
 
+import copy
 import json
 import statistics
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from distributed_plans import graph_of, pipeline, sgd  # noqa: E402
+from distributed_plans import graph_of, in_one_process, pipeline, sgd  # noqa: E402
 from distributed_ranks import run_on_ranks  # noqa: E402
 
 from partita.cluster import resolve  # noqa: E402
 from partita.cluster.calibration import (  # noqa: E402
+    ISSUE,
     PART,
+    PER_BYTE,
+    TAKEN_APART,
     Calibration,
+    KindCalibration,
+    OpScale,
     calibrated,
     read_calibration,
 )
@@ -23,11 +30,12 @@ from partita.errors import ClusterError, FileError, PlanError  # noqa: E402
 from partita.jobs import calibrate  # noqa: E402
 from partita.jobs.calibrate import Observation, OpSum, fit_scales, nonnegative  # noqa: E402
 from partita.jobs.compare_trace import compare_trace, interference  # noqa: E402
-from partita.jobs.run_trace import TaskTime, read_traces, trace_path  # noqa: E402
+from partita.jobs.run_trace import Probe, TaskTime, read_traces, trace_path  # noqa: E402
 from partita.jobs.simulate import simulate  # noqa: E402
-from partita.jobs.trace_match import _collective_s  # noqa: E402
+from partita.jobs.trace_match import TaskMatch, _collective_s  # noqa: E402
 from partita.lower import lower_plan  # noqa: E402
 from partita.meaning import Purpose  # noqa: E402
+from partita.plans import Schedule  # noqa: E402
 from partita.run.distributed.engine import execute  # noqa: E402
 from partita.run.distributed.record import TraceRecorder  # noqa: E402
 
@@ -49,7 +57,7 @@ def make(batch=64):
     torch.manual_seed(0)
     return MLP(), (torch.randn(batch, 384), torch.randint(384, (batch,)))
 """
-STEPS, WARMUP = 8, 2
+STEPS, WARMUP = 8, 4
 BATCH = 64
 
 
@@ -63,8 +71,10 @@ def _steps(rank, plans, folders, model):
         recorder = TraceRecorder(plan, folder, rank, steps=STEPS, warmup=WARMUP)
         engine = execute(plan, module, optimizer=sgd, device="cpu", example=args, recorder=recorder)
         engines.append(engine)
-        for _ in range(STEPS + WARMUP + 1):
-            engine.step(*args)
+        count = plan.schedule.num_microbatches
+        alone = in_one_process(copy.deepcopy(module), args, count, STEPS + WARMUP + 1, sgd)[0]
+        for wanted in alone:  # however a step of the warm-up is taken
+            assert engine.step(*args) == pytest.approx(wanted, rel=1e-5)
     for engine in reversed(engines):
         engine.close()
 
@@ -150,11 +160,65 @@ def test_collectives_are_tried_and_a_step_runs_op_by_op_before_the_traced_ones(t
     assert all(0 < probe.seconds < 1 for probe in first.probes)
     between = [p.between_s for p in first.probes if p.collective in ("all_reduce", "all_gather")]
     assert all(seconds is not None and 0 <= seconds < 1 for seconds in between)
+    host = [p.host_s for p in first.probes if p.collective in ("all_reduce", "reduce_scatter")]
+    assert all(seconds is not None and 0 < seconds < 1 for seconds in host)
     (step,) = first.by_op
     assert step.number == WARMUP - 1
     assert any(task.work >= 0 for task in step.tasks)
     assert not any(task.work >= 0 and task.purpose == "compute" for task in first.steps[0].tasks)
     assert read_traces(traced["zero"][1])[0].by_op == ()  # all of it runs op by op
+
+
+def test_a_step_takes_weight_gradients_apart_from_data_gradients(traced, compared):
+    """They take as long as both in one, but for what they cost more; each is told by itself."""
+    matched = compared["pipeline"].matched
+    for trace in matched.traces:
+        (step,) = trace.apart
+        assert step.number == WARMUP - 3
+        parts = [(t.microbatch, t.phase) for t in step.tasks if t.op == "apart"]
+        assert [m for m, phase in parts if phase == "weight"] == list(range(4))
+        for m in range(4):
+            assert parts.index((m, "backward")) < parts.index((m, "weight"))
+        blocks = [t.name for t in step.tasks if t.op != "apart" and t.name[0] in "FB"]
+        later = [t for t in step.tasks if (t.op, t.microbatch, t.phase) == ("apart", 0, "weight")]
+        inside = [t for t in step.tasks if t.start < later[0].start < t.end and t.op != "apart"]
+        assert blocks.index(inside[0].name) == blocks.index(f"B0@stage{trace.rank}") + 1
+    assert read_traces(traced["zero"][1])[0].apart == ()
+    cluster = calibrate.base_cluster(matched)
+    known, more_s = calibrate._taken_apart(matched, matched.lowered, cluster)
+    assert [sorted({name.split()[0] for name in own.parts}) for own in known] == [
+        ["dgrad"], ["wgrad"], ["dgrad"], ["wgrad"],
+    ]  # fmt: skip
+    for stage, (one, other) in enumerate(zip(known[::2], known[1::2], strict=True)):
+        both = [
+            statistics.fmean(match.by_rank.values())
+            for match in matched.tasks
+            if match.work.stage == stage and match.name.startswith("B")
+        ]
+        assert one.seconds + other.seconds == pytest.approx(statistics.median(both))
+    assert 0 <= more_s < 1e-2
+
+
+def test_weight_gradients_that_wait_cost_what_was_measured_besides(compared):
+    matched = compared["pipeline"].matched
+    cluster = calibrate.base_cluster(matched)
+    (kind,) = {each.name for each in cluster.kinds}
+    stages, graph = matched.lowered.stages, matched.workload.graph
+
+    def blocks(name, more_s):
+        entries = (OpScale(TAKEN_APART, 1.0, more_s), OpScale("nothing", 1.0, 0.0))
+        machine = calibrated(cluster, Calibration("", (KindCalibration(kind, entries),)))
+        lowered = lower_plan(stages, Schedule(name, 4), graph, machine, run_program)
+        program = lowered.program
+        return sum(
+            float(program.duration[k])
+            for k in range(program.num_tasks)
+            if (w := program.work_of(k)) is not None and w.purpose is Purpose.COMPUTE
+        )
+
+    assert blocks("1f1b", 1e-3) == pytest.approx(blocks("1f1b", 0.0))
+    count = sum(op.phase == "wgrad" for op in graph.ops) * 4
+    assert blocks("zb-h1", 1e-3) - blocks("zb-h1", 0.0) == pytest.approx(1e-3 * count)
 
 
 def updated_s(matched, calibration):
@@ -190,6 +254,62 @@ def test_collectives_between_computing_count_where_ranks_had_their_cores(compare
         calibrate._probed(replace(matched, traces=longer, had=had), cluster) for had in (1.0, 0.5)
     )
     assert [took for _, took in free] == pytest.approx([2 * took for _, took in shared])
+
+
+def test_what_collectives_take_of_a_rank_is_found_again():
+    once_s, byte_s = 1e-4, 3e-10
+    probes = tuple(
+        Probe(name, size, 1.0, 1e-5, None, once_s + byte_s * size)
+        for name in ("all_reduce", "all_gather")
+        for size in (4096.0, 131072.0, 1048576.0, 4194304.0)
+    )
+    matched = SimpleNamespace(traces=(SimpleNamespace(probes=(*probes, Probe("send", 4.0, 1.0))),))
+    assert calibrate._starts(matched) == pytest.approx((once_s, byte_s), rel=1e-3)
+    assert calibrate._starts(SimpleNamespace(traces=(SimpleNamespace(probes=()),))) == ()
+
+
+def test_computing_pays_for_the_collective_before_it(compared):
+    """The op that comes next does, at once and by the bytes."""
+    matched = compared["zero"].matched
+    cluster = calibrate.base_cluster(matched)
+    stages, graph = matched.lowered.stages, matched.workload.graph
+
+    def computing(*entries):
+        (kind,) = {each.name for each in cluster.kinds}
+        machine = calibrated(cluster, Calibration("", (KindCalibration(kind, entries),)))
+        program = lower_plan(stages, matched.plan.schedule, graph, machine, run_program).program
+        first = next(
+            k
+            for k in range(program.num_tasks)
+            if (work := program.work_of(k)) is not None and work.purpose is Purpose.COMPUTE
+        )
+        before = [
+            work
+            for k in range(first)
+            if (work := program.work_of(k)) is not None and work.purpose is Purpose.PARAMETER_GATHER
+        ]
+        return float(program.duration[first]), [work.size_bytes for work in before]
+
+    free, sizes = computing(OpScale("nothing", 1.0, 0.0))
+    assert sizes
+    once_s, byte_s = 1e-3, 1e-6
+    entries = OpScale(ISSUE, 1.0, once_s), OpScale(f"{ISSUE} {PER_BYTE}", 1.0, byte_s)
+    once, both = computing(entries[0])[0], computing(*entries)[0]
+    assert once - free == pytest.approx(once_s * len(sizes))
+    assert both - once == pytest.approx(byte_s * sum(sizes))
+
+
+def test_ranks_that_meet_wait_for_the_slowest_of_them_not_for_each_of_its_ops():
+    work = SimpleNamespace(purpose=Purpose.COMPUTE)
+
+    def match(number, *by_rank):
+        own = dict(enumerate(by_rank))
+        return TaskMatch((0, -1, number), "", work, 0, 0.0, 0.0, own)
+
+    together = [match(0, 1.0, 2.0), match(1, 4.0, 1.0), match(2, 1.0, 1.0)]
+    spread = {0: 1.5, 1: 1.0}
+    assert [s for _, s in calibrate._slowest(together, spread)] == [1.5, 6.0, 1.5]
+    assert calibrate._slowest([], spread) == []
 
 
 def stretched(traces, times):
@@ -414,6 +534,19 @@ def test_ops_one_by_one_tell_work_from_launches():
     assert scale.apart_s == pytest.approx(own_launch_s - launch_s, rel=0.4)
     curve = fit_scales([whole])["forward product"]  # a block tells nothing of sizes
     assert curve.seconds(larger) < 0.7 * flop_s * larger.flops
+
+
+def test_views_tell_what_an_op_costs_that_is_started_by_itself():
+    """They compute nothing; on a host work is told by work, not by the curve of a GPU."""
+    flop_s, own_s = 1e-11, 3e-5
+    view = Observation(own_s, {"forward elementwise": OpSum(launches=1.0)}, by_op=True)
+    op = OpSum(1e-6, 1, 1e7, 4e4)
+    product = Observation(flop_s * op.flops + own_s, {"forward product": op}, by_op=True)
+    scales = fit_scales([product, view, product, view], on_host=True)
+    assert scales["forward product"].apart_s == pytest.approx(own_s, rel=0.05)
+    larger = OpSum(1.2e-6, 1, 8e7, 3.2e5)  # the curve hardly sees it
+    took = scales["forward product"].seconds(larger)
+    assert took == pytest.approx(8 * flop_s * op.flops, rel=0.1)
 
 
 def test_least_squares_never_go_below_zero():

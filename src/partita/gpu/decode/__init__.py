@@ -1,4 +1,4 @@
-"""One token of a Llama-like decoder at memory bandwidth: five launches a layer in one CUDA graph.
+"""One token of a decoder at memory bandwidth: five launches a layer in one CUDA graph.
 
 spec.py       sizes, and what can be run
 weights.py    the weights of a model, packed as the kernels read them

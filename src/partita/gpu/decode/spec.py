@@ -1,4 +1,4 @@
-"""The sizes of a Llama-like decoder, and block sizes for its kernels."""
+"""The sizes of a decoder, and block sizes for its kernels."""
 
 from dataclasses import dataclass, field
 
@@ -7,11 +7,20 @@ from partita.errors import InputError
 MOST_SAMPLES = 16  # columns of one matrix instruction
 LEAST_CHUNK = 16  # rows of a matrix instruction
 KINDS = ("qkv", "out", "gate", "down", "head")
+# what the kernels' `activated` computes, by the names that configurations have for it
+ACTIVATIONS = {
+    "silu": 1, "swish": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu": 3, "relu": 4,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """RMS norms, rotary embedding, grouped heads, a gated MLP; no biases."""
+    """A norm before attention and before the MLP, grouped heads.
+
+    As it stands RMS norms and a gated MLP (Llama, Mistral, Qwen); `centered` norms take off the
+    mean and add a shift, and an MLP that is not `gated` has one product before its activation
+    (GPT-2). Which products have biases, and whether places are learned, the weights say.
+    """
 
     layers: int
     width: int
@@ -24,6 +33,9 @@ class DecoderSpec:
     eps: float = 1e-5
     theta: float = 10000.0  # of the rotary embedding
     batch: int = 1  # samples, each with a token at a place of its own
+    centered: bool = False  # layer norms
+    gated: bool = True  # the MLP: act(gate) * up
+    activation: str = "silu"  # of the MLP, one of ACTIVATIONS
 
     def __post_init__(self) -> None:
         power = self.head_size & (self.head_size - 1) == 0

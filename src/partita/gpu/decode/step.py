@@ -1,6 +1,6 @@
 """One token of a decoder as five launches a layer, captured as one CUDA graph.
 
-    step = partita.decode_step(model, length=512)     # a LlamaForCausalLM on the GPU
+    step = partita.decode_step(model, length=512)     # a decoder on the GPU, with its head
     logits = step(token, position)                    # the cache has a row more
     step.keys, step.values                            # (layer, sample, key head, row, size)
 
@@ -16,8 +16,8 @@ from torch import nn
 
 from partita.errors import InputError
 from partita.gpu.bounds import Reach, check_inside
-from partita.gpu.decode.spec import KINDS, MOST_SAMPLES, DecoderSpec, StepOptions
-from partita.gpu.decode.weights import DecoderWeights, decoder_weights
+from partita.gpu.decode.spec import ACTIVATIONS, KINDS, MOST_SAMPLES, DecoderSpec, StepOptions
+from partita.gpu.decode.weights import DecoderWeights, NormWeights, ProductWeights, decoder_weights
 from partita.gpu.graphs import GraphReplay, capture
 from partita.gpu.rtasks.launches import need_triton
 
@@ -29,7 +29,7 @@ JOINED = 8192  # numbers of chunks that are added up at a time
 def decode_step(
     model: nn.Module, length: int = 512, options: StepOptions | None = None, *, batch: int = 1
 ) -> "DecodeStep":
-    """One token of each of `batch` samples of a Llama-like model, with a cache of `length` rows.
+    """One token of each of `batch` samples of a decoder, with a cache of `length` rows.
 
     One step serves every position up to `length`; samples may be at different ones.
     """
@@ -109,8 +109,10 @@ class DecodeStep:
         spec, weights = self.spec, self.weights
         grid = (-(-spec.width // EMBED_BLOCK), spec.batch)
         kernels.embed[grid](
-            self.token, weights.embedding, self.x, self.x_read, WIDTH=spec.width,
-            BLOCK=EMBED_BLOCK, VOCAB=spec.vocab,
+            self.token, weights.embedding, self.position,
+            weights.embedding if weights.places is None else weights.places, self.x, self.x_read,
+            WIDTH=spec.width, BLOCK=EMBED_BLOCK, VOCAB=spec.vocab, LENGTH=spec.length,
+            PLACES=weights.places is not None,
         )  # fmt: skip
         for number, layer in enumerate(weights.layers):
             self.product("qkv", self.x_read, layer.qkv, self.qkv, norm=layer.norm1)
@@ -118,21 +120,23 @@ class DecodeStep:
             self.add("out", self.attended, layer.out, self.x, self.middle, self.middle_read)
             self.product("gate", self.middle_read, layer.gate, self.hidden, norm=layer.norm2)
             self.add("down", self.hidden, layer.down, self.middle, self.x, self.x_read)
-        self.product("head", self.x_read, weights.head, self.logits, norm=weights.norm)
+        head = ProductWeights(weights.head)
+        self.product("head", self.x_read, head, self.logits, norm=weights.norm)
 
-    def add(self, kind: str, x: T, w: T, residual: T, out: T, copy: T) -> None:
+    def add(self, kind: str, x: T, by: ProductWeights, residual: T, out: T, copy: T) -> None:
         """A product that is added to what came in; `copy` is what the next product reads."""
-        self.product(kind, x, w, out, residual=residual, copy=copy)
+        self.product(kind, x, by, out, residual=residual, copy=copy)
 
     def product(
-        self, kind: str, x: T, w: T, out: T, norm: T | None = None, residual: T | None = None,
-        copy: T | None = None,
+        self, kind: str, x: T, by: ProductWeights, out: T, norm: NormWeights | None = None,
+        residual: T | None = None, copy: T | None = None,
     ) -> None:  # fmt: skip
         """One kind of product of the vector of a token."""
         from partita.gpu.kernels import transformer as kernels
 
-        rows, length = self.spec.sizes(kind)
-        several = self.spec.batch > 1
+        spec, w = self.spec, by.weight
+        rows, length = spec.sizes(kind)
+        several = spec.batch > 1
         block = (self.options.batched if several else self.options.blocks)[kind]
         cols = block.cols * 2 // w.element_size() if several else block.cols  # as many bytes ahead
         columns = min(cols, 1 << max(length - 1, 0).bit_length())
@@ -141,12 +145,17 @@ class DecodeStep:
             min(tiles, block.per_unit * self.units) if block.per_unit else tiles,
         )
         tensors: tuple[T, ...] = (
-            x, x if norm is None else norm, w, out, out if copy is None else copy,
+            x, x if norm is None else norm.weight,
+            x if norm is None or norm.shift is None else norm.shift, w,
+            x if by.bias is None else by.bias, out, out if copy is None else copy,
             x if residual is None else residual,
         )  # fmt: skip
         constants: dict[str, Any] = {
-            "EPS": self.spec.eps, "N": rows, "K": length, "NORM": norm is not None,
-            "GATED": kind == "gate", "RESIDUAL": residual is not None, "COPY": copy is not None,
+            "EPS": spec.eps, "N": rows, "K": length, "NORM": norm is not None,
+            "CENTERED": norm is not None and spec.centered, "BIAS": by.bias is not None,
+            "ACT": ACTIVATIONS[spec.activation] if kind == "gate" else 0,
+            "GATED": kind == "gate" and spec.gated,
+            "RESIDUAL": residual is not None, "COPY": copy is not None,
             "PDL": self.overlap, "BN": block.rows, "BK": columns, "num_warps": block.warps,
             **self.launching(),
         }  # fmt: skip
@@ -156,7 +165,7 @@ class DecodeStep:
             tensors = (*tensors, self.shares, self.shares_done)
             constants |= {
                 "SPLIT": block.split,
-                "BATCH": self.spec.batch, "BB": MOST_SAMPLES, "STAGES": self.options.stages,
+                "BATCH": spec.batch, "BB": MOST_SAMPLES, "STAGES": self.options.stages,
                 "BK": max(columns, MOST_SAMPLES),
             }  # fmt: skip
         else:
@@ -173,7 +182,7 @@ class DecodeStep:
         if kind in ("qkv", "gate", "head"):
             w, out = {
                 "qkv": (layer.qkv, self.qkv), "gate": (layer.gate, self.hidden),
-                "head": (self.weights.head, self.logits),
+                "head": (ProductWeights(self.weights.head), self.logits),
             }[kind]  # fmt: skip
             self.product(kind, self.x_read, w, out, norm=layer.norm1)
         else:
@@ -187,10 +196,14 @@ class DecodeStep:
 
         spec, weights, chunk = self.spec, self.weights, self.options.chunk
         heads = 1 << (spec.group - 1).bit_length()
+        own = weights.layers[layer]
+        q_norm, k_norm = own.q_norm, own.k_norm
         kernels.attend[(spec.kv_heads, -(-spec.length // chunk), spec.batch)](
             self.qkv, self.keys[layer], self.values[layer], self.position, weights.cosines,
-            weights.sines, self.part, self.stats, self.count, self.attended,
-            SCALE=spec.head_size**-0.5, HEADS=spec.heads, GROUP=spec.group,
+            weights.sines, weights.cosines if q_norm is None else q_norm,
+            weights.cosines if k_norm is None else k_norm, self.part, self.stats, self.count,
+            self.attended, SCALE=spec.head_size**-0.5, EPS=spec.eps,
+            HEAD_NORM=q_norm is not None, HEADS=spec.heads, GROUP=spec.group,
             GP=max(heads, MOST_SAMPLES), GJ=heads, D=spec.head_size, LENGTH=spec.length,
             SPLITS=self.splits, SB=max(1, min(self.splits, JOINED // (heads * spec.head_size))),
             CHUNK=chunk, PDL=self.overlap, num_warps=self.options.attend_warps, **self.launching(),
@@ -213,18 +226,33 @@ def step_reaches(spec: DecoderSpec, weights: DecoderWeights) -> list[Reach]:
     reaches = [
         Reach("the embedding", spec.vocab * spec.width, weights.embedding.numel()),
         Reach("the head", spec.vocab * spec.width, weights.head.numel()),
-        Reach("the last norm", spec.width, weights.norm.numel()),
         Reach("the cosines", spec.length * spec.head_size, weights.cosines.numel()),
         Reach("the cache", spec.batch * spec.kv_heads * spec.length * spec.head_size, 2**31),
     ]
+    if weights.places is not None:
+        reaches.append(Reach("the places", spec.length * spec.width, weights.places.numel()))
+    reaches += _norm_reaches("the last norm", spec, weights.norm)
     for number, layer in enumerate(weights.layers):
         for kind in ("qkv", "out", "gate", "down"):
             rows, length = spec.sizes(kind)
-            rows *= 2 if kind == "gate" else 1
-            held: T = getattr(layer, kind)
-            reaches.append(Reach(f"{kind} of layer {number}", rows * length, held.numel()))
+            rows *= 2 if kind == "gate" and spec.gated else 1
+            held: ProductWeights = getattr(layer, kind)
+            name = f"{kind} of layer {number}"
+            reaches.append(Reach(name, rows * length, held.weight.numel()))
+            if held.bias is not None:
+                reaches.append(Reach(f"the bias of {name}", rows, held.bias.numel()))
+        for norm in (layer.norm1, layer.norm2):
+            reaches += _norm_reaches(f"a norm of layer {number}", spec, norm)
         reaches += [
-            Reach(f"a norm of layer {number}", spec.width, norm.numel())
-            for norm in (layer.norm1, layer.norm2)
+            Reach(f"a norm of heads of layer {number}", spec.head_size, norm.numel())
+            for norm in (layer.q_norm, layer.k_norm)
+            if norm is not None
         ]
+    return reaches
+
+
+def _norm_reaches(name: str, spec: DecoderSpec, norm: NormWeights) -> list[Reach]:
+    reaches = [Reach(name, spec.width, norm.weight.numel())]
+    if norm.shift is not None:
+        reaches.append(Reach(f"the shift of {name}", spec.width, norm.shift.numel()))
     return reaches

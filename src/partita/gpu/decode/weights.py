@@ -1,5 +1,12 @@
-"""The weights of a Llama-like model, packed as the kernels read them."""
+"""The weights of a decoder, packed as the kernels read them.
 
+What the classes of `transformers` call their parts stands in one function a family: `_llama` reads
+those built like `LlamaForCausalLM` (Mistral, Qwen2 with biases, Qwen3 with norms of heads), `_gpt2`
+those built like `GPT2LMHeadModel`. A configuration or a part that a step would get wrong is
+refused by name.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,29 +15,48 @@ from torch import nn
 
 from partita.errors import InputError
 from partita.gpu.decode.plain import rotary
-from partita.gpu.decode.spec import DecoderSpec
+from partita.gpu.decode.spec import ACTIVATIONS, DecoderSpec
 
 T = torch.Tensor
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-KINDS = ("llama", "mistral")  # others with the same parts scale or mask them otherwise
+LLAMAS = ("llama", "mistral", "qwen2", "qwen3")  # others with these parts scale or mask otherwise
 ROTARY = ("default", "linear", "llama3", "yarn")  # angles that do not depend on the length so far
 PARTS = {
-    "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"),
     "mlp": ("gate_proj", "up_proj", "down_proj"),
     "input_layernorm": (), "post_attention_layernorm": (),
 }  # fmt: skip
+GPT2_PARTS = {"ln_1": (), "attn": ("c_attn", "c_proj"), "ln_2": (), "mlp": ("c_fc", "c_proj")}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NormWeights:
+    """What a norm multiplies by, and what a layer norm adds."""
+
+    weight: T
+    shift: T | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProductWeights:
+    """Rows of weights, and a bias of each row where there are biases."""
+
+    weight: T
+    bias: T | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
     """Of one layer: products that read the same vector lie one behind the other."""
 
-    norm1: T
-    qkv: T
-    out: T
-    norm2: T
-    gate: T  # gate, then up
-    down: T
+    norm1: NormWeights
+    qkv: ProductWeights
+    out: ProductWeights
+    norm2: NormWeights
+    gate: ProductWeights  # gate, then up; or the one product before the activation
+    down: ProductWeights
+    q_norm: T | None = None  # norms of heads before the rotary embedding
+    k_norm: T | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,54 +66,89 @@ class DecoderWeights:
     spec: DecoderSpec
     embedding: T
     layers: tuple[LayerWeights, ...]
-    norm: T
+    norm: NormWeights
     head: T
     cosines: T
     sines: T
+    places: T | None = None  # learned vectors of positions
 
 
 def decoder_weights(model: nn.Module, length: int, batch: int = 1) -> DecoderWeights:
-    """Packed weights of a model built like `LlamaForCausalLM`, for caches of `length` rows."""
-    try:
-        inner: Any = model.model
-        spec = replace(_spec(model, inner, length), batch=batch)
-        layers = tuple(map(_layer, inner.layers))
-        outer: Any = model
-        head: T = outer.lm_head.weight.detach()
-        weights = DecoderWeights(
-            spec, inner.embed_tokens.weight.detach(), layers, inner.norm.weight.detach(), head,
-            *_angles(inner, spec, head.device),
-        )  # fmt: skip
-    except AttributeError as error:
+    """Packed weights of a model of a known family, for caches of `length` rows."""
+    config = getattr(model, "config", None)
+    kind = getattr(config, "model_type", None)
+    is_gpt2 = kind == "gpt2"
+    if kind is not None and not is_gpt2 and kind not in LLAMAS:
         raise InputError(
-            f"{type(model).__name__} is not built like a Llama: {error}",
-            fix="give a LlamaForCausalLM, or partita.accelerate the module as it is",
-        ) from error
-    biased = [name for name, _ in model.named_parameters() if name.endswith("bias")]
-    if biased:
-        raise InputError(f"{biased[0]} is a bias", fix="models without biases can be run")
-    for name in _other_parts(inner):
-        raise InputError(
-            f"{type(model).__name__} has {name}, which no Llama has",
-            fix="give a LlamaForCausalLM, or partita.accelerate the module as it is",
+            f"a model of type {kind!r}", fix=f"one of {', '.join((*LLAMAS, 'gpt2'))} can be run"
         )
-    if head.dtype not in DTYPES:
-        raise InputError(f"weights of {head.dtype}", fix="use float32, float16 or bfloat16")
-    return weights
+    read: Callable[[Any, int], DecoderWeights] = _gpt2 if is_gpt2 else _llama
+    try:
+        weights = read(model, length)
+    except AttributeError as error:
+        likely = "a GPT-2" if is_gpt2 else "a Llama"
+        raise InputError(
+            f"{type(model).__name__} is not built like {likely}: {error}",
+            fix="give a LlamaForCausalLM or a GPT2LMHeadModel, or partita.accelerate the module",
+        ) from error
+    _check_parts(model, GPT2_PARTS if is_gpt2 else PARTS)
+    if weights.head.dtype not in DTYPES:
+        raise InputError(f"weights of {weights.head.dtype}", fix="use float32, float16 or bfloat16")
+    return replace(weights, spec=replace(weights.spec, batch=batch))
 
 
-def _spec(model: Any, inner: Any, length: int) -> DecoderSpec:
-    if isinstance(getattr(model, "spec", None), DecoderSpec):
-        return DecoderSpec(**{**_fields(model.spec), "length": length})
+def _check_parts(model: Any, parts: dict[str, tuple[str, ...]]) -> None:
+    """Refuse weights that a step would not read."""
+    known = {
+        ".".join(filter(None, (place, part, last)))
+        for place, some in parts.items()
+        for part in some or ("",)
+        for last in ("weight", "bias")
+    }
+    inner = model.transformer.h if parts is GPT2_PARTS else model.model.layers
+    for name in (name for layer in inner for name, _ in layer.named_parameters()):
+        if name not in known:
+            raise InputError(
+                f"{type(model).__name__} has {name}, which a step does not read",
+                fix="give a model without it, or partita.accelerate the module",
+            )
+    if getattr(model.lm_head, "bias", None) is not None:
+        raise InputError("lm_head.bias is a bias", fix="a head without a bias can be run")
+
+
+def _activation(config: Any, field: str) -> str:
+    name: str = getattr(config, field, "silu")
+    if name not in ACTIVATIONS:
+        raise InputError(
+            f"the activation {name!r}", fix=f"one of {', '.join(ACTIVATIONS)} can be run",
+            field=field,
+        )  # fmt: skip
+    return name
+
+
+def _llama(model: Any, length: int) -> DecoderWeights:
+    inner = model.model
+    spec = _llama_spec(model, length)
+    head: T = model.lm_head.weight.detach()
+    return DecoderWeights(
+        spec, inner.embed_tokens.weight.detach(), tuple(map(_llama_layer, inner.layers)),
+        NormWeights(inner.norm.weight.detach()), head, *_angles(inner, spec, head.device),
+    )  # fmt: skip
+
+
+def _llama_spec(model: Any, length: int) -> DecoderSpec:
+    spec = getattr(model, "spec", None)
+    if isinstance(spec, DecoderSpec):
+        return replace(spec, length=length)
     config = model.config
-    _check_config(config)
+    _check_llama(config)
     scaling = _scaling(config)
     theta: Any = scaling.get("rope_theta") or getattr(config, "rope_theta", 10000.0)
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return DecoderSpec(
         config.num_hidden_layers, config.hidden_size, config.num_attention_heads,
         config.num_key_value_heads, size, config.intermediate_size, config.vocab_size, length,
-        config.rms_norm_eps, float(theta),
+        config.rms_norm_eps, float(theta), activation=_activation(config, "hidden_act"),
     )  # fmt: skip
 
 
@@ -96,20 +157,16 @@ def _scaling(config: Any) -> dict[str, Any]:
     return scaling or {}
 
 
-def _check_config(config: Any) -> None:
+def _check_llama(config: Any) -> None:
     """What a step computes is what the configuration asks for, or it is refused."""
-    kind, act = getattr(config, "model_type", "?"), getattr(config, "hidden_act", "silu")
     rotary_kind = _scaling(config).get("rope_type", "default")
-    window = getattr(config, "sliding_window", None)
-    if kind not in KINDS:
-        raise InputError(f"a model of type {kind!r}", fix=f"one of {', '.join(KINDS)} can be run")
-    if act not in ("silu", "swish"):
-        raise InputError(f"the activation {act!r}", fix="silu can be run", field="hidden_act")
     if rotary_kind not in ROTARY:
         raise InputError(
             f"a rotary embedding of type {rotary_kind!r}", fix=f"use one of {', '.join(ROTARY)}"
         )
-    if window is not None:
+    window = getattr(config, "sliding_window", None)
+    layers = set(getattr(config, "layer_types", None) or ())
+    if window is not None or layers - {"full_attention"}:
         raise InputError(
             f"attention over a window of {window}", fix="a model without one can be run",
             field="sliding_window",
@@ -126,29 +183,78 @@ def _angles(inner: Any, spec: DecoderSpec, device: torch.device) -> tuple[T, T]:
     return cosines[0].float().contiguous(), sines[0].float().contiguous()
 
 
-def _other_parts(inner: Any) -> list[str]:
-    """Weights of the layers that a step does not read."""
-    known = {
-        ".".join(filter(None, (place, part, "weight")))
-        for place, parts in PARTS.items()
-        for part in parts or ("",)
-    }
-    names = (name for layer in inner.layers for name, _ in layer.named_parameters())
-    return [name for name in names if name not in known]
-
-
-def _fields(spec: DecoderSpec) -> dict[str, Any]:
-    return {name: getattr(spec, name) for name in spec.__slots__}
-
-
-def _layer(layer: Any) -> LayerWeights:
+def _llama_layer(layer: Any) -> LayerWeights:
     attention, mlp = layer.self_attn, layer.mlp
-    qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
+    q_norm, k_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
     return LayerWeights(
-        layer.input_layernorm.weight.detach(),
-        torch.cat([each.weight.detach() for each in qkv]),
-        attention.o_proj.weight.detach().contiguous(),
-        layer.post_attention_layernorm.weight.detach(),
-        torch.cat([mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()]),
-        mlp.down_proj.weight.detach().contiguous(),
+        NormWeights(layer.input_layernorm.weight.detach()),
+        _together(attention.q_proj, attention.k_proj, attention.v_proj),
+        _together(attention.o_proj),
+        NormWeights(layer.post_attention_layernorm.weight.detach()),
+        _together(mlp.gate_proj, mlp.up_proj),
+        _together(mlp.down_proj),
+        None if q_norm is None else q_norm.weight.detach(),
+        None if k_norm is None else k_norm.weight.detach(),
     )
+
+
+def _together(*linears: Any) -> ProductWeights:
+    """Linear layers one behind the other; one without a bias adds nothing where others have one."""
+    weight = torch.cat([each.weight.detach() for each in linears]).contiguous()
+    if all(each.bias is None for each in linears):
+        return ProductWeights(weight)
+    biases = [
+        weight.new_zeros(len(each.weight)) if each.bias is None else each.bias.detach()
+        for each in linears
+    ]
+    return ProductWeights(weight, torch.cat(biases))
+
+
+def _gpt2(model: Any, length: int) -> DecoderWeights:
+    config, inner = model.config, model.transformer
+    spec = _gpt2_spec(config, length)
+    head: T = model.lm_head.weight.detach()
+    flat = torch.ones(length, spec.head_size, device=head.device)  # no rotary embedding: not turned
+    return DecoderWeights(
+        spec, inner.wte.weight.detach(), tuple(map(_gpt2_layer, inner.h)),
+        NormWeights(inner.ln_f.weight.detach(), inner.ln_f.bias.detach()), head, flat,
+        torch.zeros_like(flat), inner.wpe.weight.detach(),
+    )  # fmt: skip
+
+
+def _gpt2_spec(config: Any, length: int) -> DecoderSpec:
+    if length > config.n_positions:
+        raise InputError(
+            f"a cache of {length} rows, and positions up to {config.n_positions}",
+            fix=f"give a length of at most {config.n_positions}", field="length",
+        )  # fmt: skip
+    for field, computed in (
+        ("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False),
+        ("add_cross_attention", False),
+    ):  # fmt: skip
+        if getattr(config, field, computed) != computed:
+            raise InputError(
+                f"found {not computed}", fix=f"models with {computed} can be run", field=field
+            )
+    return DecoderSpec(
+        config.n_layer, config.n_embd, config.n_head, config.n_head,
+        config.n_embd // config.n_head, config.n_inner or 4 * config.n_embd, config.vocab_size,
+        length, config.layer_norm_epsilon, centered=True, gated=False,
+        activation=_activation(config, "activation_function"),
+    )  # fmt: skip
+
+
+def _gpt2_layer(layer: Any) -> LayerWeights:
+    attention, mlp = layer.attn, layer.mlp
+    norm1, norm2 = (
+        NormWeights(n.weight.detach(), n.bias.detach()) for n in (layer.ln_1, layer.ln_2)
+    )
+    return LayerWeights(
+        norm1, _turned(attention.c_attn), _turned(attention.c_proj), norm2, _turned(mlp.c_fc),
+        _turned(mlp.c_proj),
+    )  # fmt: skip
+
+
+def _turned(conv: Any) -> ProductWeights:
+    """GPT-2 keeps the weights of a product by columns."""
+    return ProductWeights(conv.weight.detach().T.contiguous(), conv.bias.detach())

@@ -2,8 +2,9 @@
 # ruff: noqa: N803, N806
 """One token of a transformer decoder: products of a vector at memory bandwidth, and attention.
 
-    rows      BN rows of a matrix times a vector: RMS norm of the vector before, a gate or a
-              residual after; a row is read by one program, so nothing is added up elsewhere
+    rows      BN rows of a matrix times a vector: RMS or layer norm of the vector before, a bias,
+              an activation, a gate or a residual after; a row is read by one program, so nothing is
+              added up elsewhere
     rows_of_batch    the same for several vectors, by matrix instructions
     attend    one group of heads over one chunk of the cache: rotary embedding, the new key and
               value written to the cache, softmax; the last program of a group adds up the chunks
@@ -34,15 +35,39 @@ def after_others(PDL: tl.constexpr):
 
 
 @triton.jit
-def embed(token, table, out, copy, WIDTH: tl.constexpr, BLOCK: tl.constexpr, VOCAB: tl.constexpr):
-    """The vectors of the tokens of a batch; one that is none gives zeros."""
+def embed(
+    token, table, position, places, out, copy, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    VOCAB: tl.constexpr, LENGTH: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    """The vectors of the tokens of a batch, and of their places where there are such.
+
+    A token that is none gives zeros.
+    """
     k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     sample = tl.program_id(1)
     row = tl.load(token + sample)
     known = (row >= 0) & (row < VOCAB)
     x = tl.load(table + row.to(tl.int64) * WIDTH + k, mask=(k < WIDTH) & known, other=0.0)
-    tl.store(out + sample * WIDTH + k, x.to(tl.float32), mask=k < WIDTH)
-    tl.store(copy + sample * WIDTH + k, x, mask=k < WIDTH)
+    wide = x.to(tl.float32)
+    if PLACES:
+        pos = tl.minimum(tl.maximum(tl.load(position + sample), 0), LENGTH - 1)
+        wide += tl.load(places + pos * WIDTH + k, mask=k < WIDTH, other=0.0).to(tl.float32)
+    tl.store(out + sample * WIDTH + k, wide, mask=k < WIDTH)
+    tl.store(copy + sample * WIDTH + k, wide.to(x.dtype), mask=k < WIDTH)
+
+
+@triton.jit
+def activated(y, ACT: tl.constexpr):
+    """`ACTIVATIONS` of `gpu/decode/spec.py`: silu, gelu by tanh or erf, relu; 0: what came in."""
+    if ACT == 1:
+        y = y / (1.0 + tl.exp(-y))
+    if ACT == 2:  # (1 + tanh u) / 2 is the logistic function of 2 u, without loss near 0
+        y = y / (1.0 + tl.exp(-1.5957691216057308 * (y + 0.044715 * y * y * y)))
+    if ACT == 3:
+        y = 0.5 * y * (1.0 + tl.erf(y * 0.7071067811865476))
+    if ACT == 4:
+        y = tl.maximum(y, 0.0)
+    return y
 
 
 @triton.jit
@@ -62,16 +87,34 @@ def inside_threads(x, ROWS: tl.constexpr, COLS: tl.constexpr, EACH: tl.constexpr
 
 
 @triton.jit
+def center(x, lane, EPS: tl.constexpr, K: tl.constexpr, BK: tl.constexpr):
+    """Mean of a vector and one over its deviation, in two passes as a layer norm takes them."""
+    sums = tl.zeros((BK,), tl.float32)
+    for begin in tl.static_range(0, K, BK):
+        k = begin + lane
+        sums += tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+    mean = tl.sum(sums, 0) / K
+    squares = tl.zeros((BK,), tl.float32)
+    for begin in tl.static_range(0, K, BK):
+        k = begin + lane
+        v = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32) - mean
+        squares += tl.where(k < K, v * v, 0.0)
+    return mean, tl.rsqrt(tl.sum(squares, 0) / K + EPS)
+
+
+@triton.jit
 def rows(
-    x, norm, w, out, copy, residual, EPS: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    NORM: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr, COPY: tl.constexpr,
+    x, norm, shift, w, bias, out, copy, residual, EPS: tl.constexpr, N: tl.constexpr,
+    K: tl.constexpr, NORM: tl.constexpr, CENTERED: tl.constexpr, BIAS: tl.constexpr,
+    ACT: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr, COPY: tl.constexpr,
     PDL: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
-    """BN rows of W x at a time; GATED: silu(W x) * (V x), the rows of V behind those of W.
+    """BN rows of W x + b at a time; GATED: act(W x + b) * (V x + c), V behind W and c behind b.
 
-    With COPY the result is written in a second type, too. A program goes on with the tile that lies
-    as many tiles further as there are programs, and reads its first columns while the last of the
-    tile before are added up.
+    CENTERED: the norm before takes off the mean and adds a shift (a layer norm). With COPY the
+    result is written in a second type, too. A program goes on with the tile that lies as many tiles
+    further as there are programs, and reads its first columns while the last of the tile before are
+    added up.
     """
     TILES: tl.constexpr = (N + BN - 1) // BN
     tile = tl.program_id(0)
@@ -81,6 +124,8 @@ def rows(
     if GATED:
         next_up = weights(w, N + n, n < N, lane, K, BK)
     after_others(PDL)
+    if CENTERED:
+        mean, scale = center(x, lane, EPS, K, BK)
     while tile < TILES:
         acc = tl.zeros((BN, BK // EACH), tl.float32)
         if GATED:
@@ -101,21 +146,29 @@ def rows(
                 if GATED:
                     next_up = weights(w, N + ahead, ahead < N, lane, K, BK)
             v = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
-            if NORM:
+            if CENTERED:
+                weight = tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32)
+                v = (v - mean) * scale * weight
+                v += tl.load(shift + k, mask=k < K, other=0.0).to(tl.float32)
+            elif NORM:
                 squares += v * v
                 v = v * tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32)
             acc += inside_threads(part.to(tl.float32) * v[None, :], BN, BK, EACH)
             if GATED:
                 acc_up += inside_threads(part_up.to(tl.float32) * v[None, :], BN, BK, EACH)
         y = tl.sum(acc, 1)
-        if NORM:
-            scale = tl.rsqrt(tl.sum(squares, 0) / K + EPS)
-            y = y * scale
+        factor = 1.0
+        if NORM and not CENTERED:
+            factor = tl.rsqrt(tl.sum(squares, 0) / K + EPS)
+        y = y * factor
+        if BIAS:
+            y += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+        y = activated(y, ACT)
         if GATED:
-            up = tl.sum(acc_up, 1)
-            if NORM:
-                up = up * scale
-            y = y / (1.0 + tl.exp(-y)) * up
+            up = tl.sum(acc_up, 1) * factor
+            if BIAS:
+                up += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)
+            y = y * up
         if RESIDUAL:
             y += tl.load(residual + n, mask=n < N, other=0.0)
         tl.store(out + n, y.to(out.dtype.element_ty), mask=n < N)
@@ -126,20 +179,27 @@ def rows(
 
 
 @triton.jit
-def several(x, norm, scales, k, b, K: tl.constexpr, BATCH: tl.constexpr, NORM: tl.constexpr):
+def several(
+    x, norm, shift, means, scales, k, b, K: tl.constexpr, BATCH: tl.constexpr, NORM: tl.constexpr,
+    CENTERED: tl.constexpr,
+):  # fmt: skip
     """Some columns of the vectors of a batch, as a product reads them."""
     wanted = (b < BATCH)[:, None] & (k < K)[None, :]
     v = tl.load(x + b[:, None] * K + k[None, :], mask=wanted, other=0.0)
     if NORM:
         weight = tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32)
-        v = (v.to(tl.float32) * scales[:, None] * weight[None, :]).to(v.dtype)
+        normed = (v.to(tl.float32) - means[:, None]) * scales[:, None] * weight[None, :]
+        if CENTERED:
+            normed += tl.load(shift + k, mask=k < K, other=0.0).to(tl.float32)[None, :]
+        v = normed.to(v.dtype)
     return v
 
 
 @triton.jit
 def rows_of_batch(
-    x, norm, w, out, copy, residual, part, count, EPS: tl.constexpr, N: tl.constexpr,
-    K: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr,
+    x, norm, shift, w, bias, out, copy, residual, part, count, EPS: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr, CENTERED: tl.constexpr,
+    BIAS: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr,
     COPY: tl.constexpr, PDL: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     BATCH: tl.constexpr, BB: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -151,11 +211,18 @@ def rows_of_batch(
     n = tile * BN + tl.arange(0, BN)
     b, lane = tl.arange(0, BB), tl.arange(0, BK)
     after_others(PDL)
-    scales = tl.zeros((BB,), tl.float32)
+    means, scales = tl.zeros((BB,), tl.float32), tl.zeros((BB,), tl.float32)
+    if CENTERED:
+        for begin in range(0, K, BK):
+            v = several(x, norm, shift, means, scales, begin + lane, b, K, BATCH, False, False)
+            means += tl.sum(v.to(tl.float32), 1)
+        means = means / K
     if NORM:
         for begin in range(0, K, BK):
-            v = several(x, norm, scales, begin + lane, b, K, BATCH, False).to(tl.float32)
-            scales += tl.sum(v * v, 1)
+            k = begin + lane
+            v = several(x, norm, shift, means, scales, k, b, K, BATCH, False, False)
+            off = tl.where((k < K)[None, :], v.to(tl.float32) - means[:, None], 0.0)
+            scales += tl.sum(off * off, 1)
         scales = tl.rsqrt(scales / K + EPS)
     y = tl.zeros((BN, BB), tl.float32)
     if GATED:
@@ -163,12 +230,10 @@ def rows_of_batch(
     SHARE: tl.constexpr = ((K + BK - 1) // BK + SPLIT - 1) // SPLIT * BK
     for begin in tl.range(split * SHARE, min(K, (split + 1) * SHARE), BK, num_stages=STAGES):
         k = begin + lane
-        v = tl.trans(several(x, norm, scales, k, b, K, BATCH, NORM))
+        v = tl.trans(several(x, norm, shift, means, scales, k, b, K, BATCH, NORM, CENTERED))
         y = tl.dot(weights(w, n, n < N, k, K, BK), v, y, input_precision="ieee")
         if GATED:
             up = tl.dot(weights(w, N + n, n < N, k, K, BK), v, up, input_precision="ieee")
-    if GATED:
-        y = y / (1.0 + tl.exp(-y)) * up
     there = b[None, :] * N + n[:, None]
     wanted = (n < N)[:, None] & (b < BATCH)[None, :]
     last = True
@@ -183,6 +248,13 @@ def rows_of_batch(
                 at = part + each * BATCH * N + there
                 y += tl.load(at, mask=wanted, other=0.0, cache_modifier=".cg")
             tl.store(count + tile, 0)  # as the next launch needs it
+        if BIAS:
+            y += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+        y = activated(y, ACT)
+        if GATED:  # whole sums: nothing is shared out
+            if BIAS:
+                up += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+            y = y * up
         if RESIDUAL:
             y += tl.load(residual + there, mask=wanted, other=0.0)
         tl.store(out + there, y.to(out.dtype.element_ty), mask=wanted)
@@ -191,13 +263,20 @@ def rows_of_batch(
 
 
 @triton.jit
-def turned(x, head, in_head, d, cosine, sine, D: tl.constexpr):
-    """Heads after the rotary embedding."""
+def turned(
+    x, head, in_head, d, cosine, sine, norm, EPS: tl.constexpr, HEAD_NORM: tl.constexpr,
+    D: tl.constexpr,
+):  # fmt: skip
+    """Heads after the rotary embedding, and before that, with HEAD_NORM, their RMS norm."""
     HALF: tl.constexpr = D // 2
     there = x + head[:, None] * D
     wanted = in_head[:, None] & (d < D)[None, :]
     own = tl.load(there + d[None, :], mask=wanted, other=0.0)
     other = tl.load(there + ((d + HALF) % D)[None, :], mask=wanted, other=0.0)
+    if HEAD_NORM:
+        scale = tl.rsqrt(tl.sum(own * own, 1) / D + EPS)[:, None]
+        own = own * scale * tl.load(norm + d).to(tl.float32)[None, :]
+        other = other * scale * tl.load(norm + (d + HALF) % D).to(tl.float32)[None, :]
     return own * cosine[None, :] + tl.where(d < HALF, -1.0, 1.0)[None, :] * other * sine[None, :]
 
 
@@ -233,10 +312,11 @@ def join(
 
 @triton.jit
 def attend(
-    qkv, keys, values, position, cosines, sines, part, stats, count, out, SCALE: tl.constexpr,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, GP: tl.constexpr, GJ: tl.constexpr,
-    D: tl.constexpr, LENGTH: tl.constexpr, SPLITS: tl.constexpr, SB: tl.constexpr,
-    CHUNK: tl.constexpr, PDL: tl.constexpr,
+    qkv, keys, values, position, cosines, sines, q_norm, k_norm, part, stats, count, out,
+    SCALE: tl.constexpr, EPS: tl.constexpr, HEAD_NORM: tl.constexpr, HEADS: tl.constexpr,
+    GROUP: tl.constexpr, GP: tl.constexpr, GJ: tl.constexpr, D: tl.constexpr,
+    LENGTH: tl.constexpr, SPLITS: tl.constexpr, SB: tl.constexpr, CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """GROUP heads of a sample over CHUNK rows of the cache of the key head that they share.
 
@@ -259,9 +339,13 @@ def attend(
         kind = keys.dtype.element_ty
         mine = split == active - 1  # this chunk has the new row
         x = qkv + sample * (HEADS + 2 * KV) * D
-        q = turned(x, head * GROUP + g, g < GROUP, d, cosine, sine, D) * (SCALE * LOG2E)
+        q = turned(
+            x, head * GROUP + g, g < GROUP, d, cosine, sine, q_norm, EPS, HEAD_NORM, D
+        ) * (SCALE * LOG2E)  # fmt: skip
         one = tl.arange(0, 1)
-        new_key = turned(x, HEADS + head + one, one < 1, d, cosine, sine, D).to(kind)
+        new_key = turned(
+            x, HEADS + head + one, one < 1, d, cosine, sine, k_norm, EPS, HEAD_NORM, D
+        ).to(kind)  # fmt: skip
         new_value = tl.load(x + (HEADS + KV + head) * D + d).to(kind)
         row = cached + pos * D + d
         tl.store(keys + row[None, :], new_key, mask=mine & (d < D)[None, :])

@@ -141,7 +141,9 @@ def body_plan(
     order: Iterable[int] = range(program.num_tasks)
     if program.order is not None:
         order = program.order.tolist()
-    works = tuple(dict.fromkeys(n for t in order if (n := int(program.work[t])) >= 0))
+    given = tuple(dict.fromkeys(n for t in order if (n := int(program.work[t])) >= 0))
+    exchanged = _exchanges(program, given)
+    works = _started_early(program, given, exchanged)
     last: dict[int, int] = {}
     for position, number in enumerate(works):
         for value in program.works[number].reads:
@@ -167,10 +169,40 @@ def body_plan(
     }
     buckets = _buckets(program, works, size_bytes)
     return BodyPlan(
-        program, works, last, _exchanges(program, works), recomputed, added, following=following,
-        buckets=buckets,
+        program, works, last, exchanged, recomputed, added, following=following, buckets=buckets,
         bucket_of={number: k for k, bucket in enumerate(buckets) for number in bucket},
     )  # fmt: skip
+
+
+def _started_early(
+    program: Program, works: Sequence[int], exchanged: Mapping[int, frozenset[int]]
+) -> tuple[int, ...]:
+    """The works with each conversion right after what it reads, in the order of conversions.
+
+    The network of the simulated step begins there: a weight gradient that comes next is computed
+    while the data gradient before it is summed. All ranks of a mesh move alike.
+    """
+    order: list[int] = []
+    for number in works:
+        work = program.works[number]
+        at = len(order)
+        if work.purpose is Purpose.CONVERSION and work.collective:
+            reads = set(work.reads)
+            for value in work.reads:
+                while (value := program.values[value].of) >= 0:
+                    reads.add(value)
+            while at and _may_wait(program.works[order[at - 1]], work, reads):
+                if exchanged.get(order[at - 1]):
+                    break  # it sends itself
+                at -= 1
+        order.insert(at, number)
+    return tuple(order)
+
+
+def _may_wait(before: Work, conversion: Work, reads: set[int]) -> bool:
+    """May a conversion start ahead of this op, which makes nothing that it reads?"""
+    is_op = before.purpose is Purpose.COMPUTE and before.phase is conversion.phase
+    return is_op and reads.isdisjoint(before.writes)
 
 
 def _buckets(

@@ -11,9 +11,12 @@ a plan that has none (a pipeline) tells nothing of them: one after the other, an
 So is the optimizer, with tensors of one element: what it takes for each is beside their bytes. The
 last two steps of the warm-up run all blocks op by op, of which the second is recorded: blocks as a
 whole do not tell what of their time grows with the size of products, of other ops, or their number.
+Two steps before those take weight gradients apart from data gradients, where the plan has both in
+one: a schedule that does so takes longer, since what they read is no longer in a cache.
 """
 
 import copy
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -26,6 +29,7 @@ import torch.distributed as dist
 
 from partita import __version__
 from partita.jobs.run_trace import (
+    APART,
     SEND,
     UPDATE,
     Probe,
@@ -36,16 +40,17 @@ from partita.jobs.run_trace import (
     plan_fingerprint,
     write_trace,
 )
-from partita.meaning import Work
+from partita.meaning import Phase, Work
 from partita.plans import Plan
-from partita.program import Program
-from partita.run.distributed.comm import Waiting, gather, scatter
+from partita.program import Kind, Program
+from partita.run.distributed.comm import Communicator, Lines, Pending, Waiting, gather, scatter
 from partita.run.distributed.walk import RankWalk
 from partita.run.profile import environment_of
 
 ROUNDS = 8  # of messages by which clocks are compared
 PROBED = (2**10, 2**15, 2**18, 2**20)  # floats of the whole tensor
 BY_OP = 2  # steps op by op before the traced ones: the last is recorded
+TAKEN_APART = 2  # steps before those, with weight gradients by themselves: the same
 PROBES = 10  # of each size: the quickest counts
 APART_S, COMPUTED = 2e-3, 128  # computing between two of them, and on squares of what size
 PARTS = 32  # tensors of an optimizer that is tried
@@ -108,12 +113,14 @@ class _Open:
     """A task that is being recorded."""
 
     __slots__ = (
-        "body", "cpu", "done", "end", "exposed", "microbatch", "start", "task", "waits", "work",
+        "body", "cpu", "done", "end", "exposed", "microbatch", "part", "start", "task", "waits",
+        "work",
     )  # fmt: skip
 
     def __init__(self, task: int, body: int, work: int, microbatch: int, start: Any) -> None:
         self.task, self.body, self.work, self.microbatch = task, body, work, microbatch
         self.start, self.end = start, start
+        self.part: Phase | None = None
         self.cpu = 0.0
         self.waits: list[tuple[Any, Any]] = []
         self.done: Any = None
@@ -161,6 +168,7 @@ class TraceRecorder:
         self.between: list[tuple[Any, Any]] = []  # waits outside of tasks
         self.probes: tuple[Probe, ...] = ()
         self.by_op: list[TracedStep] = []
+        self.apart: list[TracedStep] = []
         self.has_cpu = False  # is the processor time of this thread that of its tasks?
         self.written: Path | None = None
 
@@ -173,7 +181,9 @@ class TraceRecorder:
         self.has_cpu = self.device.type == "cpu" and torch.get_num_threads() == 1
         self.waiting = _TimedWaiting(self)
         walk.run.comm.waiting = self.waiting
-        walk.run.recorder = self
+        walk.run.recorder, walk.parts = self, self
+        kinds = {int(self.program.kind[task]) for task in walk.tasks}
+        self.has_both = bool(self.program.bodies) and int(Kind.BACKWARD) in kinds
         self.body_of = {id(body.program): n for n, body in enumerate(self.program.bodies)}
 
     # Steps.
@@ -182,10 +192,14 @@ class TraceRecorder:
         """Meet the others, so that the step begins everywhere at once."""
         ahead = self.warmup - self.taken
         self.walk.op_by_op = bool(self.program.bodies) and 0 < ahead <= min(BY_OP, self.warmup - 1)
-        self.is_on = -self.num_steps < ahead <= 0 or (ahead == 1 and self.walk.op_by_op)
+        last = BY_OP + TAKEN_APART
+        self.walk.taken_apart = self.has_both and BY_OP < ahead <= last <= self.warmup
+        is_tried = ahead == 1 and self.walk.op_by_op
+        is_tried = is_tried or (ahead == BY_OP + 1 and self.walk.taken_apart)
+        self.is_on = -self.num_steps < ahead <= 0 or is_tried
         if not self.is_on:
             return
-        if not self.steps and not self.by_op:
+        if not self.steps and not self.by_op and not self.apart:
             self.offset_s = clock_offset_s(self.rank, self.walk.run.comm.home)
             self.probes = probed(self.rank, self.world, self.walk.run.comm.home, self.offset_s)
             if self.has_cpu:
@@ -207,7 +221,8 @@ class TraceRecorder:
                 self.taken, self._second(self.began), self._second(ended), tasks,
                 self._length(self.between), cpu_s if self.has_cpu else None,
             )  # fmt: skip
-            (self.by_op if self.walk.op_by_op else self.steps).append(step)
+            steps = self.apart if self.walk.taken_apart else self.steps
+            (self.by_op if self.walk.op_by_op else steps).append(step)
             if len(self.steps) == self.num_steps:
                 self.finish()
         self.taken += 1
@@ -219,7 +234,7 @@ class TraceRecorder:
         trace = RankTrace(
             plan_fingerprint(self.plan), self.rank, self.world,
             environment_of(self.device, True).device, str(torch.__version__), __version__,
-            self.offset_s, tuple(self.steps), self.probes, tuple(self.by_op),
+            self.offset_s, tuple(self.steps), self.probes, tuple(self.by_op), tuple(self.apart),
         )  # fmt: skip
         self.written = write_trace(self.folder, trace)
 
@@ -244,6 +259,17 @@ class TraceRecorder:
 
     def end_work(self) -> None:
         """It has ended."""
+        if self.is_on:
+            self._pop()
+
+    def start_part(self, task: int, phase: Phase, microbatch: int) -> None:
+        """The data or the weight gradients of a backward begin."""
+        if self.is_on:
+            self._push(task, -1, -1, microbatch)
+            self.open[-1].part = phase
+
+    def end_part(self) -> None:
+        """They have ended."""
         if self.is_on:
             self._pop()
 
@@ -284,8 +310,8 @@ class TraceRecorder:
             self._second(each.start), self._second(each.end), self._length(each.waits),
             None if each.done is None else self._second(each.done), self._length(each.exposed),
             "step" if work is None else work.purpose.words,
-            "" if work is None else work.phase.name.lower(),
-            "" if work is None else work.op or work.collective,
+            "" if work is None else (each.part or work.phase).name.lower(),
+            APART if each.part else "" if work is None else work.op or work.collective,
             -1 if work is None else work.stage, name, each.cpu if self.has_cpu else None,
         )  # fmt: skip
 
@@ -296,10 +322,15 @@ class TraceRecorder:
         return inside.works[each.work]
 
 
-def probed(rank: int, world: int, device: torch.device, offset_s: float) -> tuple[Probe, ...]:
+def probed(
+    rank: int, world: int, device: torch.device, offset_s: float, timeout_s: float = 300.0
+) -> tuple[Probe, ...]:
     """What messages and collectives of all ranks take at the quickest; all ranks call it."""
     probes = []
-    is_host = device.type == "cpu"
+    line = tuple(range(world))
+    comm = None
+    if world > 1 and device.type == "cpu":  # the same calls as a run's, in a group of all ranks
+        comm = Communicator(Lines((line,), (), ()), device, timeout_s)
     for size in PROBED if world > 1 else ():
         own = torch.ones(-(-size // world), device=device)
         whole = own.new_empty(own.numel() * world)
@@ -311,9 +342,13 @@ def probed(rank: int, world: int, device: torch.device, offset_s: float) -> tupl
         }
         for name, call in calls.items():
             tried = [_tried(partial(call, whole), device) for _ in range(PROBES)]
-            seconds, issue_s = (min(column) for column in zip(*tried, strict=True))
-            between_s = _between(call, whole, offset_s, world) if is_host else None
-            probes.append(Probe(name, size_bytes, seconds, issue_s, between_s))
+            # The quickest in all: who was interrupted before it began to wait has waited little.
+            seconds, issue_s = min(tried, key=sum)
+            between_s, host_s = (
+                (None, None) if comm is None
+                else _between(partial(_as_run, comm, name, line), whole, offset_s, world)
+            )  # fmt: skip
+            probes.append(Probe(name, size_bytes, seconds, issue_s, between_s, host_s))
         sent = min(_there_and_back(rank, whole, device) for _ in range(PROBES))
         probes += [Probe(SEND, size_bytes, sent / 2)] if rank == 0 else []
     return tuple(probes)
@@ -331,26 +366,58 @@ def _tried(call: Callable[[], Any], device: torch.device) -> tuple[float, float]
     return time.perf_counter() - started, started - began
 
 
-def _between(call: Callable[..., Any], whole: torch.Tensor, offset_s: float, world: int) -> float:
-    """Seconds of a collective between computing, from when the last rank has begun."""
-    moments, square = [], torch.ones(COMPUTED, COMPUTED)
+def _as_run(comm: Communicator, name: str, line: tuple[int, ...], whole: torch.Tensor) -> Pending:
+    """Start a collective as a block does that runs op by op."""
+    if name == "all_reduce":
+        return comm.all_reduce(whole.clone(), line)
+    parts = whole.chunk(len(line))
+    if name == "reduce_scatter":
+        return comm.reduce_scatter([[part] for part in parts], line)
+    return comm.all_gather(parts[comm.rank], [part.numel() for part in parts], line)
+
+
+def _between(
+    start: Callable[[torch.Tensor], Pending], whole: torch.Tensor, offset_s: float, world: int
+) -> tuple[float, float | None]:
+    """A collective between computing: seconds once the last rank has started it; processor time.
+
+    The latter is of this rank: until what came lies together, and what it computes slower then.
+    """
+    moments, host = [], []
+    square, rows = torch.ones(COMPUTED, COMPUTED), torch.ones(4 * COMPUTED, COMPUTED)
+
+    def compute() -> float:
+        since = time.thread_time()
+        torch.mm(square, square)
+        rows.mul_(1.0).sum(1)
+        return time.thread_time() - since
+
     for _ in range(PROBES):
         until = time.thread_time() + APART_S
         while time.thread_time() < until:
-            torch.mm(square, square)
-        given = whole.clone()  # memory is new in a run, too
+            compute()
+        whole.fill_(1.0)
+        usual_s = compute()
+        since = time.thread_time()
+        pending = start(whole)
         began = time.perf_counter()
-        call(given).wait()
-        moments.append((began + offset_s, time.perf_counter() + offset_s))
+        came = pending.wait()
+        ended = time.perf_counter()
+        if isinstance(came, list):
+            torch.cat(came)
+        own_s = time.thread_time() - since
+        moments.append((began + offset_s, ended + offset_s))
+        host.append(own_s + max(0.0, compute() - usual_s))
     own = torch.tensor(moments, dtype=torch.float64)
     every = own.new_empty(world * PROBES, 2)
     gather(every, own)
     last = every.view(world, PROBES, 2)[:, :, 0].amax(0)
-    return max(0.0, float((own[:, 1] - last).min()))
+    is_all = torch.get_num_threads() == 1  # else others of this process compute as well
+    return max(0.0, float((own[:, 1] - last).min())), statistics.median(host) if is_all else None
 
 
 def updates_tried(optimizers: Sequence[torch.optim.Optimizer]) -> tuple[Probe, ...]:
-    """What PyTorch's own optimizers take for each tensor, whatever its size, at the quickest."""
+    """What PyTorch's own optimizers usually take for each tensor, whatever its size."""
     probes = []
     for optimizer in optimizers:
         if not type(optimizer).__module__.startswith("torch.optim"):
@@ -366,7 +433,7 @@ def updates_tried(optimizers: Sequence[torch.optim.Optimizer]) -> tuple[Probe, .
             began = time.thread_time()
             tried.step()
             seconds.append((time.thread_time() - began) / PARTS)
-        probes.append(Probe(UPDATE, 4.0, min(seconds)))
+        probes.append(Probe(UPDATE, 4.0, statistics.median(seconds)))
     return tuple(probes)
 
 

@@ -53,9 +53,13 @@ class SegmentPlan:
 
 
 def segment_plan(
-    run: RankContext, state: StageState, at: MeshPlace, program: Program, leaving: Sequence[str]
-) -> SegmentPlan | None:
-    """How a stage runs in segments; None where it must run op by op."""
+    run: RankContext, state: StageState, at: MeshPlace, program: Program, leaving: Sequence[str],
+    *, taken_apart: bool = False,
+) -> SegmentPlan | None:  # fmt: skip
+    """How a stage runs in segments; None where it must run op by op.
+
+    `taken_apart` has data and weight gradients in two calls, whatever the program says.
+    """
     stage, small = state.stage, run.small
     if stage.checkpointing == "selective" or not small.is_training:
         return None
@@ -87,7 +91,7 @@ def segment_plan(
     if gradients.keys() != state.gradient_of.keys():
         return None
     wanted = [*leaving, *([loss] if loss in own else [])]
-    apart = any(work.phase is Phase.WEIGHT and work.op for work in program.works)
+    apart = taken_apart or any(w.phase is Phase.WEIGHT and w.op for w in program.works)
     split_axes = tuple(
         i
         for i, axis in enumerate(at.axes)

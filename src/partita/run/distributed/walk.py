@@ -67,6 +67,16 @@ class StepRecorder(Recorder, Protocol):
         """All tasks of a step have ended, and everything is sent."""
 
 
+class PartRecorder(Protocol):
+    """What is told of the parts of a backward, in a step for which it takes them apart."""
+
+    def start_part(self, task: int, phase: Phase, microbatch: int) -> None:
+        """The data or the weight gradients of a backward begin."""
+
+    def end_part(self) -> None:
+        """They have ended."""
+
+
 @dataclass
 class RankWalk:
     """The tasks of one rank, and all that it holds."""
@@ -87,6 +97,9 @@ class RankWalk:
     note: Callable[[str], None] = lambda name: None
     in_segments: bool = True
     op_by_op: bool = False  # in this step, whatever could run in segments
+    parts: PartRecorder | None = None
+    taken_apart: bool = False  # in this step, weight gradients after the next block
+    late: list[tuple[int, int, SegmentFrame]] = field(default_factory=list)  # those: task, m
 
     def __post_init__(self) -> None:
         self.program, self.stages = self.lowered.program, self.lowered.stages
@@ -108,6 +121,7 @@ class RankWalk:
         self.tasks = self._own_tasks()
         self.steps = self.recorder if isinstance(self.recorder, StepRecorder) else None
         self.segments: dict[int, SegmentPlan | None] = {}
+        self.segments_apart: dict[int, SegmentPlan | None] = {}
         self.phases: dict[int, frozenset[Phase]] = {}  # that the ops of each stage have
         blocks = [task for task in self.tasks if self._is_block(task)]
         self.following = dict(pairwise(blocks))
@@ -188,6 +202,7 @@ class RankWalk:
         else:
             for task in self.tasks:
                 self._task(task)
+        self._weigh_late()
         self.mail.finish()
         if self.steps is not None:
             self.steps.end_step()
@@ -232,8 +247,10 @@ class RankWalk:
         elif work.purpose is Purpose.COMPUTE:
             self._block(task, work, m)
         elif work.peer >= 0:
+            self._weigh_late()
             tie(self, work)
         elif work.body >= 0 and work.stage in self.states:
+            self._weigh_late()
             self._finish(work)
         self._end(task, name)
 
@@ -260,13 +277,37 @@ class RankWalk:
             return  # nothing in this stage is differentiated, and its forward has gone
         last = self._is_last(work.stage, kind)
         reduces = last and self.overlaps.get(work.stage) == m
-        frame.do_all((*INSIDE[kind], Phase.REDUCE) if reduces else INSIDE[kind])
+        if self.taken_apart and kind is Kind.BACKWARD and isinstance(frame, SegmentFrame):
+            self._backward_apart(task, m, frame)
+        else:
+            if reduces:
+                self._weigh_late()
+            frame.do_all((*INSIDE[kind], Phase.REDUCE) if reduces else INSIDE[kind])
+            self._weigh_late()
         frame.settle()
         if last:
             self._note_loss(frame)
             self.ended.append((work.stage, m))
         if reduces:
             self.frames[work.stage, -1] = frame
+
+    def _backward_apart(self, task: int, m: int, frame: SegmentFrame) -> None:
+        """The data gradients; the weight gradients of the backward before, and these ones later."""
+        self._part(task, m, frame, Phase.BACKWARD)
+        self._weigh_late()
+        self.late.append((task, m, frame))
+
+    def _weigh_late(self) -> None:
+        """The weight gradients that were put off."""
+        for task, m, frame in self.late:
+            self._part(task, m, frame, Phase.WEIGHT)
+        self.late.clear()
+
+    def _part(self, task: int, m: int, frame: SegmentFrame, phase: Phase) -> None:
+        assert self.parts is not None, "who takes parts apart records them"
+        self.parts.start_part(task, phase, m)
+        frame.do_all((phase,))
+        self.parts.end_part()
 
     def _is_last(self, stage: int, kind: Kind) -> bool:
         """Does nothing of the micro-batch come after this block?"""
@@ -291,7 +332,8 @@ class RankWalk:
         if self.overlaps.get(stage) == m:
             return Frame(self.run, state, at, self._plan(stage, self.ending[stage]), m)
         plan = self._plan(stage, self.steady[stage])
-        if stage not in self.segments:
+        known = self.segments_apart if self.taken_apart else self.segments
+        if stage not in known:
             leaving = [
                 self.program.values[number].tensor
                 for work in self.program.works
@@ -300,11 +342,12 @@ class RankWalk:
                 and work.phase is Phase.FORWARD
                 for number in work.reads
             ]
-            self.segments[stage] = (
-                segment_plan(self.run, state, at, plan.program, leaving) if self.in_segments
-                else None
+            known[stage] = (
+                segment_plan(
+                    self.run, state, at, plan.program, leaving, taken_apart=self.taken_apart
+                ) if self.in_segments else None
             )  # fmt: skip
-        segments = self.segments[stage]
+        segments = known[stage]
         if segments is not None and not self.op_by_op:
             return SegmentFrame(self.run, state, at, plan, m, segments)
         return Frame(self.run, state, at, plan, m)

@@ -267,16 +267,11 @@ class _Search:
             1 if self.problem.homogeneous else 2
         )  # of bounds: paths of orders, where kinds differ
         known = {candidate.cell for candidate in self.made} | {cell for _, cell in self.ruled_out}
-        best = self.evaluator.incumbent_s()
-        left = [
-            (bound, number)
-            for number, cell in enumerate(self.problem.cells)
-            if cell not in known and not self._done()
-            for bound in [self.bounds.up_to(cell, level, self.settings.far_below * best)]
-            if bound < self.settings.far_below * best
-        ]
-        for _, number in sorted(left)[: self.settings.more_cells]:
-            cell = self.problem.cells[number]
+        left = [cell for cell in self.problem.cells if cell not in known]
+        reach = self.settings.far_below * self.evaluator.incumbent_s()
+        for cell in self.bounds.lowest(
+            left, self.settings.more_cells, level, reach, self._done
+        ):  # fmt: skip
             if self._done():
                 return
             if not self._cannot_win(cell):
@@ -385,7 +380,8 @@ class _Search:
                     break
         candidates.sort(key=lambda candidate: (self._is_weighted(candidate), candidate.estimate_s))
         least: dict[bool, float] = {}  # estimates of unequal shares say less: by themselves
-        for candidate in candidates:
+        # Unequal shares first: where devices differ much, equal ones are far behind them.
+        for candidate in sorted(candidates, key=self._is_weighted, reverse=True):
             weighted = self._is_weighted(candidate)
             reach = settings.behind if weighted else settings.reach
             if candidate.estimate_s <= least.setdefault(weighted, candidate.estimate_s) * reach:

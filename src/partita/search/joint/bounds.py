@@ -107,6 +107,9 @@ class ComputeBounds:
     def computing_s(self, cell: Cell) -> float:
         """Every op at its quickest split; a single stage has one mesh for all of them."""
         groups = self._devices(cell)
+        # Worked out mesh by mesh, so that time can run out between.
+        if any(self.model.interrupted() or not mesh.quickest for mesh in self.meshes(cell)):
+            return 0.0
         if len(groups) == 1:
             return min(float(mesh.compute_bound.sum()) for mesh in self.meshes(cell))
         if self.model.cluster.is_homogeneous:
@@ -133,7 +136,8 @@ class ComputeBounds:
         lines = any(each.virtual_stages == 1 for each in self.model.schedules)
         least = line.line_s() if lines else math.inf
         for each in self.virtual_schedules(cell):
-            if each.layout == "wave" and each.name not in KNOWN_WAVES:
+            unknown = each.layout == "wave" and each.name not in KNOWN_WAVES
+            if unknown or self.model.interrupted():
                 return 0.0
             least = min(least, virtual.order_s(each, min(least, enough)))
         return least
@@ -165,6 +169,8 @@ class ComputeBounds:
         for mesh in meshes:
             if float(mesh.compute_bound.sum()) >= least:
                 break
+            if self.model.interrupted():
+                return 0.0
             bounds = [
                 float(own.least(Multipliers(busy_only=self.busy_only, last=part, once=True)).sum())
                 for own in mesh.of_members
@@ -489,6 +495,7 @@ class CellBound:
     seconds: SegmentSeconds | None = None  # what segments compute at the least
     busy_only: bool = False
     whole: Callable[[MeshStrategies], WholeChain | None] = lambda mesh: None
+    late: Callable[[], bool] = lambda: False  # then nothing is proven any more: 0
     ascent: AscentSettings = AscentSettings()
     _known: dict[Multipliers, Floats] = field(default_factory=dict)
 
@@ -518,6 +525,8 @@ class CellBound:
         for least_s, make in self._families:
             if least_s >= least:
                 break
+            if self.late():
+                return 0.0
             family = make()
             if family is not None:
                 least = min(least, family(0.0, 0.0))
@@ -529,6 +538,8 @@ class CellBound:
         for least_s, make in self._families:
             if least_s >= least:
                 break
+            if self.late():
+                return 0.0
             family = make()
             if family is not None and family(0.0, 0.0) < least:
                 least = min(least, self._climbed(family, min(least, enough)))
@@ -640,6 +651,8 @@ class CellBound:
         for network, part in (self.ascent.steps[-1], *self.ascent.steps):
             moved = True
             while moved and len(tried) < self.ascent.most_tried and best < enough:
+                if self.late():
+                    return best
                 moved = False
                 for step in ((0.0, part), (network, part), (network, 0.0), (0.0, -part)):
                     there = (round(at[0] + step[0], 6), round(at[1] + step[1], 6))
@@ -753,6 +766,8 @@ class CellBound:
             free = not at.network and not at.s_per_byte
             least = np.full(len(self.meshes[0].fold.like), math.inf)
             for mesh in self.meshes:
+                if self.late():
+                    return 0.0 * mesh.compute_bound
                 if ((1 - at.network) * mesh.compute_bound < least).any():
                     bounds = mesh.quick_bounds if free else mesh.bounds
                     least = np.minimum(least, bounds.least(at))
@@ -811,8 +826,8 @@ class PlanBounds:
         return len(self._levels())
 
     def bound(self, cell: Cell, level: int, enough: float) -> float:
-        """The bound at a level; infinite where no plan of the cell fits."""
-        return self._levels()[level](cell, enough)
+        """The bound at a level; infinite where no plan of the cell fits, 0 without time for it."""
+        return 0.0 if self.model.interrupted() else self._levels()[level](cell, enough)
 
     def _levels(self) -> tuple[Callable[[Cell, float], float], ...]:
         computing = self.computing
@@ -881,4 +896,5 @@ class PlanBounds:
             functools.partial(
                 model.whole_chain, alone=grouping.num_groups == 1, busy_only=self.busy_only
             ),
+            model.interrupted,
         )

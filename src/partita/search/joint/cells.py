@@ -14,6 +14,7 @@ with the least is raised to its next level until the least is one that cannot be
 number of stages and micro-batches of the space is covered, and only those that matter cost time.
 """
 
+import bisect
 import heapq
 import itertools
 import math
@@ -290,6 +291,44 @@ class SpaceBound:
         if known < level:
             value = max(value, self.bounds.bound(cell, level, enough))
             self._known[cell] = value, level  # what is enough never grows: objectives only fall
+        return value
+
+    def lowest(
+        self, cells: Sequence[Cell], most: int, last: int, below: float, late: Callable[[], bool]
+    ) -> list[Cell]:
+        """The few cells with the least bounds at a level, where these are below a value.
+
+        The least bound is raised first. Once so many cells are at the level, a bound above theirs
+        need not be proven further: it is no more than a cell's at the level before.
+        """
+        last = min(last, self.bounds.num_levels - 1)
+        heap: list[tuple[float, int, int]] = []
+        for number, cell in enumerate(cells):
+            if late():
+                return []
+            heap.append((self.at(cell, 0, below), number, 0))
+        heapq.heapify(heap)
+        lowest: list[tuple[float, int]] = []
+        while heap and not late():
+            value, number, level = heapq.heappop(heap)
+            enough = below if len(lowest) < most else lowest[-1][0]
+            if value >= enough:
+                break
+            if level < last:
+                value = self._towards(cells[number], level + 1, enough)
+            if level + 1 < last:
+                heapq.heappush(heap, (value, number, level + 1))
+            elif value < enough:
+                bisect.insort(lowest, (value, number))
+                del lowest[most:]
+        return [cells[number] for _, number in lowest]
+
+    def _towards(self, cell: Cell, level: int, enough: float) -> float:
+        """The bound of a cell at a level, or as much of it as is enough."""
+        value, known = self._known.get(cell, (0.0, -1))
+        if known < level:
+            value = max(value, self.bounds.bound(cell, level, enough))
+            self._known[cell] = value, level if value < enough else max(known, level - 1)
         return value
 
     def settle(self, cell: Cell, value: float) -> None:

@@ -24,7 +24,7 @@ from partita.cluster import Cluster, DeviceKind
 from partita.costs.collectives import Collectives, Patterns
 from partita.costs.memory import gradient_bytes, model_memory, workspace_bytes
 from partita.costs.roofline import op_cost
-from partita.costs.sharding import LEVELS, Keep
+from partita.costs.sharding import LEVELS, Keep, heterogeneous, ways_of
 from partita.errors import GraphError
 from partita.graph.backward import training_graph
 from partita.graph.chain import Chain, Folded, chain_of, folded
@@ -66,6 +66,10 @@ log = logging.getLogger("partita")
 K = TypeVar("K")
 V = TypeVar("V")
 Allow = Callable[[str, object], bool]
+# Of every device that differs its kind and place, and its seconds forward and back; bytes that lie
+# there, and that wait for the backward.
+Members = tuple[tuple[DeviceKind, tuple[int, ...]], ...]
+Share = tuple[tuple[tuple[float, float], ...], float, float]
 REPLICATED = (0,)  # parameters are not sharded in any way
 
 
@@ -79,57 +83,53 @@ class StageBound:
     graph_of: Callable[[int], Graph]
     budget: Callable[[Sequence[int]], float]
     _phase_ops: dict[int, dict[str, list[Op]]] = field(default_factory=dict)
-    _shares: dict[tuple[object, ...], dict[object, tuple[float, float, float, float]]] = field(
-        default_factory=dict
-    )
+    _shares: dict[tuple[object, ...], dict[object, Share]] = field(default_factory=dict)
     _saved: dict[int, frozenset[str]] = field(default_factory=dict)
 
     def __call__(self, stages: Sequence[Stage], num_microbatches: int) -> tuple[float, float]:
         """(seconds, bytes over the cap): what the simulator will at least find for these stages.
 
-        The busiest group computes all its ops for every micro-batch; parameters, gradients and
-        states lie there all the time. Worked out on the folded graph, op by op.
+        The busiest group computes all its ops for every micro-batch, each of its devices that
+        differ its own share; parameters, gradients and states lie there all the time. Worked out
+        on the folded graph, op by op.
         """
         busy: dict[tuple[int, ...], float] = {}
         held: dict[tuple[int, ...], float] = {}
         for stage in stages:
             devices = stage.mesh.devices
             times, again = 2 if (stage.checkpointing == "full") else 1, set(stage.recomputed)
-            names = tuple(sorted({self.cluster.devices[d].kind for d in devices}))
-            kinds = tuple(kind for kind in self.cluster.kinds if kind.name in names)
             axes = stage.mesh.axes
-            known = self._shares.setdefault((num_microbatches, axes, names), {})
-            seconds = size = 0.0
+            members = tuple(heterogeneous(self.cluster, stage.mesh))
+            asked = tuple((kind.name, place) for kind, place in members)
+            known = self._shares.setdefault((num_microbatches, axes, asked), {})
+            seconds, size = [0.0] * len(members), 0.0
             for split in stage.splits:
                 key = (self.fold.op_like[split.op], split.dims, split.zero)
                 share = known.get(key)
                 if share is None:
-                    share = known[key] = self._share(num_microbatches, key[0], split, axes, kinds)
-                seconds += times * share[0] + share[1]
+                    share = known[key] = self._share(num_microbatches, key[0], split, axes, members)
+                for number, (forward, back) in enumerate(share[0]):
+                    seconds[number] += times * forward + back
                 kept = stage.checkpointing != "full" and split.op not in again
-                size += share[2] + (share[3] if kept else 0.0)
-            busy[devices] = busy.get(devices, 0.0) + seconds
+                size += share[1] + (share[2] if kept else 0.0)
+            busy[devices] = busy.get(devices, 0.0) + max(seconds)
             held[devices] = held.get(devices, 0.0) + size
         over = max(size - self.budget(devices) for devices, size in held.items())
         return num_microbatches * max(busy.values()), over
 
     def _share(
-        self, m: int, op: str, split: OpSplit, axes: tuple[Axis, ...], kinds: tuple[DeviceKind, ...]
-    ) -> tuple[float, float, float, float]:
-        """Forward and backward seconds of the luckiest device; bytes that lie there, and saved."""
+        self, m: int, op: str, split: OpSplit, axes: tuple[Axis, ...], members: Members
+    ) -> Share:
         graph = self.graph_of(m)
-        ways: dict[str, float] = {}
-        for dim, axis in zip(split.dims, axes, strict=True):
-            if dim and axis.size > 1:
-                least = axis.parts / min(axis.weights) if axis.weights else axis.size
-                ways[dim] = ways.get(dim, 1.0) * least
-        share = tuple(sorted(ways.items()))
-        seconds = [
-            min(op_cost(graph, phase, kind, share).seconds for kind in kinds)
-            for phase in self._phases(m)[op]
-        ]
+        phases = self._phases(m)[op]
+        seconds = []
+        for kind, place in members:
+            share = tuple(sorted(ways_of(split.dims, axes, place).items()))
+            own = [op_cost(graph, phase, kind, share).seconds for phase in phases]
+            seconds.append((own[0], sum(own[1:])))
         lies = self._lies(graph, op, split, axes)
-        return seconds[0], sum(seconds[1:]), lies, self._keeps(m, op, axes) if seconds[0] else 0.0
+        keeps = self._keeps(m, op, axes) if seconds[0][0] else 0.0
+        return tuple(seconds), lies, keeps
 
     def _keeps(self, m: int, op: str, axes: tuple[Axis, ...]) -> float:
         """The least bytes of an op's outputs that wait for the backward on a device."""
@@ -463,6 +463,8 @@ class JointModel:
 
     def splits(self, key: TableKey) -> tuple[SplitStrategy, ...]:
         """The strategies of a table, with the splits that they stand for."""
+        if key not in self._splits and self.interrupted():
+            return ()
         if key not in self._splits:
             on_mesh = self.on_mesh(self._mesh(key), key.num_microbatches, key.in_flight)
             split_strategies = list(on_mesh.strategies)

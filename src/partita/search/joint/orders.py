@@ -96,6 +96,7 @@ GroupShares = tuple[Shares, ...]  # of every group; one where all are alike
 COLUMNS = {"F": (0,), "I": (1,), "W": (2,), "B": (1, 2)}
 PERCENT = 100  # shares are rounded to these, so that cells have weights in common
 SHARES_OF_SENDS = 2_000
+SMALL_PROGRAM = "use_preprocessing: false use_scaling: false use_dual_simplex: true"
 ALIKE = 1e-9  # of all work: segments that differ by less are of one kind
 
 
@@ -419,6 +420,8 @@ class _LeastCuts:
         self.of_stage, self.paths, self.sends = of_stage, list[Floats](), list[Floats]()
         num_stages, num_shares = of_stage.shape[:2]
         self.solver = pywraplp.Solver.CreateSolver("GLOP")
+        # So small a program is solved sooner than it is simplified.
+        self.solver.SetSolverSpecificParametersAsString(SMALL_PROGRAM)
         self.step = self.solver.NumVar(0.0, self.solver.infinity(), "")
         self.parts = [
             [self.solver.NumVar(0.0, 1.0, "") for _ in range(num_shares)] for _ in range(num_stages)
@@ -439,10 +442,10 @@ class _LeastCuts:
         row = self.solver.Constraint(sent_s, self.solver.infinity())
         row.SetCoefficient(self.step, 1.0)
         costs = (times[:, None, :] * self.of_stage).sum(axis=2)
-        for stage, own in enumerate(self.parts):
-            for k, part in enumerate(own):
-                if costs[stage, k]:
-                    row.SetCoefficient(part, -float(costs[stage, k]))
+        for own, of_own in zip(self.parts, costs.tolist(), strict=True):
+            for part, cost in zip(own, of_own, strict=True):
+                if cost:
+                    row.SetCoefficient(part, -cost)
         if self.solver.Solve() != self.solver.OPTIMAL:
             return None
         self.rows.append(row)

@@ -6,6 +6,7 @@ pull      a gene goes to the device of a neighbour
 boundary  where the device changes along the line, one side takes some genes of the other
 swap      two devices change places within a run of the line, or everywhere
 spread    a gene and connected genes of its device go to a neighbour's device
+blocks    a few blocks of the network in a row go to the device before or behind them
 
 The *line* is an order of the genes in which branches of the network stay together: layers as they
 become ready, last come first served. A gene keeps its device where it may not be on the new one.
@@ -17,8 +18,9 @@ from partita.problems.placement import PlacementProblem
 from partita.search.placement.fastsim import inner
 from partita.search.placement.tables import I64, U64, PlacementArrays
 
-ONE, RUN, PULL, BOUNDARY, SWAP, SPREAD = range(6)
-ALL_MOVES = 0b111111  # a bit for each kind
+ONE, RUN, PULL, BOUNDARY, SWAP, SPREAD, BLOCKS = range(7)
+ALL_MOVES = 0b1111111  # a bit for each kind
+_MOST_BLOCKS = 4
 
 
 def line_of(problem: PlacementProblem, net: PlacementArrays) -> I64:
@@ -102,9 +104,9 @@ def run_length(state: U64, longest: int) -> int:
 def move(net: PlacementArrays, state: U64, line: I64, placement: I64, kinds: int) -> bool:
     """Change `placement` by a random move of these kinds; True if it is another one now."""
     num_genes, num_devices = len(line), len(net.limit_bytes)
-    kind = below(state, 6)
+    kind = below(state, 7)
     while kinds >> kind & 1 == 0:
-        kind = (kind + 1) % 6
+        kind = (kind + 1) % 7
     position = below(state, num_genes)
     gene = line[position]
     changed = False
@@ -123,6 +125,8 @@ def move(net: PlacementArrays, state: U64, line: I64, placement: I64, kinds: int
         return _shift_boundary(net, state, line, placement, position)
     if kind == SWAP:
         return _swap(net, state, line, placement, position)
+    if kind == BLOCKS:
+        return _move_blocks(net, state, placement)
     return _spread(net, state, placement, gene)
 
 
@@ -151,6 +155,27 @@ def _shift_boundary(
                 changed |= put(net, placement, line[k], after)
         return changed
     return False
+
+
+@inner
+def _move_blocks(net: PlacementArrays, state: U64, placement: I64) -> bool:
+    """Put all layers of a few blocks on the device of the cut layer before or behind them."""
+    if len(net.cut) < 2:
+        return False
+    first = below(state, len(net.cut))
+    last = min(len(net.cut), first + 1 + below(state, _MOST_BLOCKS))
+    begin = net.cut[first]
+    end = net.cut[last] if last < len(net.cut) else len(placement)
+    if first == 0 or (end < len(placement) and uniform(state) < 0.5):
+        if end == len(placement):
+            return False
+        device = placement[end]
+    else:
+        device = placement[net.cut[first - 1]]
+    changed = False
+    for layer in range(begin, end):
+        changed |= put(net, placement, net.gene_of[layer], device)
+    return changed
 
 
 @inner

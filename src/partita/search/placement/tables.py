@@ -47,6 +47,7 @@ class PlacementArrays(NamedTuple):
     allowed: I64
     may: B1  # [gene, device]: the same as a table
     max_devices: int
+    cut: I64  # layers that no edge jumps over: blocks of the network lie between them
 
 
 def tables(problem: PlacementProblem) -> PlacementArrays:
@@ -92,7 +93,18 @@ def tables(problem: PlacementProblem) -> PlacementArrays:
         allowed=allowed,
         may=may,
         max_devices=num_devices if most is None else min(most, num_devices),
+        cut=_cuts(problem),
     )
+
+
+def _cuts(problem: PlacementProblem) -> I64:
+    """The layers that no edge jumps over."""
+    jumps = np.zeros(len(problem.layers) + 1, np.int64)
+    for index, layer in enumerate(problem.layers):
+        for parent in layer.parents:
+            jumps[parent + 1] += 1
+            jumps[index] -= 1
+    return np.flatnonzero(np.cumsum(jumps)[:-1] == 0)
 
 
 def genes_of(problem: PlacementProblem) -> list[tuple[int, ...]]:
