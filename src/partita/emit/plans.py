@@ -158,7 +158,7 @@ def _planned_ops(captured: Graph, planned: Graph) -> dict[str, str] | None:
     if set(here) == set(there):
         return {name: name for name in here}
     keys = [[_look(graph, op) for op in graph.ops] for graph in (captured, planned)]
-    same = SequenceMatcher(None, *keys, autojunk=False).get_matching_blocks()
+    same = SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_matching_blocks()
     like = {here[a + k]: there[b + k] for a, b, length in same for k in range(length)}
     holding = [key[2:] for key in keys[0]], [key[2:] for key in keys[1]]
     matched = sum(bool(_look(captured, captured.op(name))[2:]) for name in like)

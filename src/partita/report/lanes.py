@@ -146,14 +146,24 @@ def folded(timeline: Timeline) -> Folded:
     drawn = [n for n, lane in enumerate(program.lanes) if used[n] or lane.kind != "link"]
     groups = alike(timeline, drawn)
     stores = alike_memories(timeline, range(len(program.memories)))
-    row = np.full(len(program.lanes), -1)
-    row[[group[0] for group in groups]] = np.arange(len(groups))
-    kept, like = _likes(timeline, groups, row)
-    number = (np.cumsum(kept) - 1)[like]  # of each task's like among those that are kept
+    few = (tuple(group[0] for group in groups), tuple(store[0] for store in stores))
     names = _different([[program.lanes[one].name for one in group] for group in groups])
     lanes = tuple(
         Lane(name, program.lanes[group[0]].kind) for name, group in zip(names, groups, strict=True)
     )
+    held = _different([[program.memories[one].name for one in store] for store in stores])
+    memories = tuple(
+        replace(program.memories[store[0]], name=name)
+        for name, store in zip(held, stores, strict=True)
+    )
+    if (len(lanes), len(memories)) == (len(program.lanes), len(program.memories)):
+        if (lanes, memories) != (program.lanes, program.memories):
+            timeline = replace(timeline, program=replace(program, lanes=lanes, memories=memories))
+        return Folded(timeline, *few)
+    row = np.full(len(program.lanes), -1)
+    row[[group[0] for group in groups]] = np.arange(len(groups))
+    kept, like = _likes(timeline, groups, row)
+    number = (np.cumsum(kept) - 1)[like]  # of each task's like among those that are kept
     owner = np.repeat(np.arange(program.num_tasks), np.diff(program.lane_start))
     here, count = row[program.lane_of] >= 0, int(kept.sum())
     small = replace(
@@ -163,6 +173,7 @@ def folded(timeline: Timeline) -> Folded:
         lane_start=_starts(number[owner[here]], count),
         lane_of=row[program.lane_of[here]].astype(np.int32),
         **_waits(program, kept, number),
+        memories=memories,
         **_effects(program, stores, number, count),
         block=program.block[kept],
         kind=program.kind[kept],
@@ -172,11 +183,7 @@ def folded(timeline: Timeline) -> Folded:
         priority=None,
         order=None,
     )
-    return Folded(
-        Timeline(small, timeline.start[kept], timeline.end[kept]),
-        tuple(group[0] for group in groups),
-        tuple(store[0] for store in stores),
-    )
+    return Folded(Timeline(small, timeline.start[kept], timeline.end[kept]), *few)
 
 
 def _likes(
@@ -219,12 +226,7 @@ def _effects(
     here = place[program.effect_memory] >= 0 if len(owner) else np.zeros(0, np.bool_)
     owner = number[owner[here]]
     order = np.argsort(owner, kind="stable")
-    names = _different([[program.memories[one].name for one in store] for store in stores])
     return {
-        "memories": tuple(
-            replace(program.memories[store[0]], name=name)
-            for name, store in zip(names, stores, strict=True)
-        ),
         "effect_start": _starts(owner[order], count),
         "effect_memory": place[program.effect_memory[here]][order],
         "effect_at_start": program.effect_at_start[here][order],
