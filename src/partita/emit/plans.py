@@ -21,7 +21,7 @@ from partita.capture.onnx_file import is_onnx_spec
 from partita.capture.open_sizes import MOST, Limits, Place
 from partita.capture.python_file import is_python_spec, read_module
 from partita.capture.reference_module import ReferenceModule, example_inputs
-from partita.capture.torch_program import TorchProgram
+from partita.capture.torch_program import TorchNode, TorchProgram
 from partita.degrees import num_tokens
 from partita.emit.ranks import EmittedRank, emit_rank
 from partita.emit.recompute import RecomputedNodes
@@ -75,15 +75,19 @@ def emit_plan(plan: Plan, model: str | None = None) -> Emitted:
     return _emit_reference(plan, spec, rebatch(forward_part(graph), batch), stage_of)
 
 
-def emit_plan_rank(plan: Plan, rank: int) -> EmittedRank:
-    """The step of one rank of a plan, its splits and collectives written out."""
+def emit_plan_rank(plan: Plan, rank: int, model: str | None = None) -> EmittedRank:
+    """The step of one rank of a plan, its splits and collectives written out.
+
+    Of a plan for file.py:function the file is run, as for whole stages: the graph says what a
+    rank computes, and the exported nodes that it says all.
+    """
     _refuse_narrow_products(plan)
     graph, is_code = load_model(plan).graph, is_python_spec(plan.model.spec)
-    if graph.is_captured or is_code or is_onnx_spec(plan.model.spec):  # plans of before: by name
-        run_it = "emit whole stages, without --rank, or run the plan: torchrun ... -m partita run"
+    is_known = graph.is_captured or is_onnx_spec(plan.model.spec)  # plans of before: by name
+    if is_known and not is_code:
         raise ModelError(
             f"the step of a rank is written from the graph, {_LACKING}",
-            fix=run_it if is_code else _PLAN_THE_CODE,
+            fix=_PLAN_THE_CODE,
             field=plan.model.spec,
         )
     if plan.model.grad_dtype:
@@ -102,7 +106,23 @@ def emit_plan_rank(plan: Plan, rank: int) -> EmittedRank:
             field="rank",
         )
     lowered = lower_plan(plan.stages, plan.schedule, graph, load_cluster(plan), run)
-    return emit_rank(lowered.program, graph, lowered.stages[0], rank)
+    nodes = _nodes_of(plan, code_of(plan.model, model), graph) if is_code else None
+    return emit_rank(lowered.program, graph, lowered.stages[0], rank, nodes)
+
+
+def _nodes_of(plan: Plan, spec: str, graph: Graph) -> dict[str, TorchNode]:
+    """The exported nodes of a captured model, by the ops of its graph."""
+    captured, module = _captured_again(plan, spec, plan.model.batch, graph)[:2]
+    forward = [op.name for op in captured.graph.ops if op.phase == "forward"]
+    own = set(module.state_dict())
+    for tensor in captured.graph.tensors:
+        if tensor.role in ("parameter", "state") and tensor.name not in own:
+            raise ModelError(
+                f"has {tensor.name}, which is not in its state_dict",
+                fix="emit whole stages, without --rank, or run the plan",
+                field=spec,
+            )
+    return {name: captured.record.node[captured.node_of(name)] for name in forward}
 
 
 def _refuse_narrow_products(plan: Plan) -> None:
@@ -114,6 +134,22 @@ def _refuse_narrow_products(plan: Plan) -> None:
 def _emit_module(
     plan: Plan, spec: str, batch: int, graph: Graph, stage_of: Mapping[str, int]
 ) -> Emitted:
+    captured, module, args, kwargs = _captured_again(plan, spec, batch, graph)
+    _check_functions(captured, spec)
+    again = recomputed_of(plan, {op: [captured.node_of(op)] for op in stage_of})
+    others = recaptured_module(module, captured.record, args, kwargs, batch)
+    title = f"{spec} ({type(module).__name__})"
+
+    def write(own: CapturedModule, followed: Mapping[str, Recaptured]) -> Emitted:
+        return emit(own, stage_of, title=title, again=again, others=followed)
+
+    return write(captured, written_alike(captured, others, write))
+
+
+def _captured_again(
+    plan: Plan, spec: str, batch: int, graph: Graph
+) -> tuple[Captured, Any, tuple[Any, ...], dict[str, Any]]:
+    """The planned model as it is now, its module and the arguments of a call."""
     module, args, kwargs = read_module(spec, batch)
     module.train(plan.model.training)
     captured = export_module(module, args, kwargs, checkpointing="inline")
@@ -130,15 +166,7 @@ def _emit_module(
             fix="plan again with this version of the model",
             field="model",
         )
-    _check_functions(captured, spec)
-    again = recomputed_of(plan, {op: [captured.node_of(op)] for op in stage_of})
-    others = recaptured_module(module, captured.record, args, kwargs, batch)
-    title = f"{spec} ({type(module).__name__})"
-
-    def write(own: CapturedModule, followed: Mapping[str, Recaptured]) -> Emitted:
-        return emit(own, stage_of, title=title, again=again, others=followed)
-
-    return write(captured, written_alike(captured, others, write))
+    return captured, module, args, kwargs
 
 
 def written_alike(
