@@ -59,7 +59,7 @@ def command(
             )
         return _emit_training(record, plan, model, output, out)
     if rank is not None:
-        return _emit_rank(record, plan, rank, output, out)
+        return _emit_rank(record, plan, model, rank, output, out)
     emitted = emit_plan(record, model)
     lines = emitted.source.count("\n")
     if output is None:
@@ -88,10 +88,12 @@ def command(
     return 0
 
 
-def _emit_rank(record: "Plan", plan: str, rank: int, output: OutputFile | None, out: Output) -> int:
+def _emit_rank(
+    record: "Plan", plan: str, model: str | None, rank: int, output: OutputFile | None, out: Output
+) -> int:
     from partita.emit.plans import emit_plan_rank
 
-    emitted = emit_plan_rank(record, rank)
+    emitted = emit_plan_rank(record, rank, model)
     lines = emitted.source.count("\n")
     if output is None:
         out.show(emitted.source.rstrip("\n"))

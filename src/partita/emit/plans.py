@@ -22,7 +22,7 @@ from partita.capture.onnx_file import is_onnx_spec
 from partita.capture.open_sizes import MOST, Limits, Place
 from partita.capture.python_file import is_python_spec, read_module
 from partita.capture.reference_module import ReferenceModule, example_inputs
-from partita.capture.torch_program import TorchProgram
+from partita.capture.torch_program import TorchNode, TorchProgram
 from partita.degrees import num_tokens
 from partita.emit.ranks import EmittedRank, emit_rank
 from partita.emit.recompute import RecomputedNodes
@@ -77,15 +77,19 @@ def emit_plan(plan: Plan, model: str | None = None) -> Emitted:
     return _emit_reference(plan, spec, rebatch(forward_part(graph), batch), stage_of)
 
 
-def emit_plan_rank(plan: Plan, rank: int) -> EmittedRank:
-    """The step of one rank of a plan, its splits and collectives written out."""
+def emit_plan_rank(plan: Plan, rank: int, model: str | None = None) -> EmittedRank:
+    """The step of one rank of a plan, its splits and collectives written out.
+
+    Of a plan for file.py:function the file is run, as for whole stages: the graph says what a
+    rank computes, and the exported nodes that it says all.
+    """
     _refuse_narrow_products(plan)
     graph, is_code = load_model(plan).graph, is_python_spec(plan.model.spec)
-    if graph.is_captured or is_code or is_onnx_spec(plan.model.spec):  # plans of before: by name
-        run_it = "emit whole stages, without --rank, or run the plan: torchrun ... -m partita run"
+    is_known = graph.is_captured or is_onnx_spec(plan.model.spec)  # plans of before: by name
+    if is_known and not is_code:
         raise ModelError(
             f"the step of a rank is written from the graph, {_LACKING}",
-            fix=run_it if is_code else _PLAN_THE_CODE,
+            fix=_PLAN_THE_CODE,
             field=plan.model.spec,
         )
     if plan.model.grad_dtype:
@@ -104,7 +108,25 @@ def emit_plan_rank(plan: Plan, rank: int) -> EmittedRank:
             field="rank",
         )
     lowered = lower_plan(plan.stages, plan.schedule, graph, load_cluster(plan), run)
-    return emit_rank(lowered.program, graph, lowered.stages[0], rank)
+    nodes = _nodes_of(plan, code_of(plan.model, model), graph) if is_code else None
+    return emit_rank(lowered.program, graph, lowered.stages[0], rank, nodes)
+
+
+def _nodes_of(plan: Plan, spec: str, graph: Graph) -> dict[str, TorchNode]:
+    """The exported nodes of a captured model, by the ops of its graph."""
+    captured, like, module = _captured_again(plan, spec, plan.model.batch, graph)[:3]
+    if any(here != planned for here, planned in like.items()):
+        raise _another_model(spec)
+    forward = [op.name for op in captured.graph.ops if op.phase == "forward"]
+    own = set(module.state_dict())
+    for tensor in captured.graph.tensors:
+        if tensor.role in ("parameter", "state") and tensor.name not in own:
+            raise ModelError(
+                f"has {tensor.name}, which is not in its state_dict",
+                fix="emit whole stages, without --rank, or run the plan",
+                field=spec,
+            )
+    return {name: captured.record.node[captured.node_of(name)] for name in forward}
 
 
 def _refuse_narrow_products(plan: Plan) -> None:
@@ -116,23 +138,7 @@ def _refuse_narrow_products(plan: Plan) -> None:
 def _emit_module(
     plan: Plan, spec: str, batch: int, graph: Graph, stage_of: Mapping[str, int]
 ) -> Emitted:
-    module, args, kwargs = read_module(spec, batch)
-    module.train(plan.model.training)
-    captured = export_module(module, args, kwargs, checkpointing="inline")
-    if batch_of(captured.graph) != batch:
-        raise ModelError(
-            f"gives arguments for a batch of {batch_of(captured.graph)}, "
-            f"and the plan's micro-batches are of {batch}",
-            fix="let the function take `batch`",
-            field=spec,
-        )
-    like = _planned_ops(captured.graph, forward_part(graph))
-    if like is None:
-        raise PlanError(
-            f"the plan is for another {spec}: its ops are not those of the graph that it carries",
-            fix="plan again with this version of the model",
-            field="model",
-        )
+    captured, like, module, args, kwargs = _captured_again(plan, spec, batch, graph)
     _check_functions(captured, spec)
     nodes: dict[str, list[str]] = {op: [] for op in stage_of}
     for op, planned in like.items():
@@ -148,6 +154,34 @@ def _emit_module(
     return write(captured, written_alike(captured, others, write))
 
 
+def _captured_again(
+    plan: Plan, spec: str, batch: int, graph: Graph
+) -> tuple[Captured, dict[str, str], Any, tuple[Any, ...], dict[str, Any]]:
+    """The planned model as it is now, whose ops are which of the plan, the module, a call."""
+    module, args, kwargs = read_module(spec, batch)
+    module.train(plan.model.training)
+    captured = export_module(module, args, kwargs, checkpointing="inline")
+    if batch_of(captured.graph) != batch:
+        raise ModelError(
+            f"gives arguments for a batch of {batch_of(captured.graph)}, "
+            f"and the plan's micro-batches are of {batch}",
+            fix="let the function take `batch`",
+            field=spec,
+        )
+    like = _planned_ops(captured.graph, forward_part(graph))
+    if like is None:
+        raise _another_model(spec)
+    return captured, like, module, args, kwargs
+
+
+def _another_model(spec: str) -> PlanError:
+    return PlanError(
+        f"the plan is for another {spec}: its ops are not those of the graph that it carries",
+        fix="plan again with this version of the model",
+        field="model",
+    )
+
+
 def _planned_ops(captured: Graph, planned: Graph) -> dict[str, str] | None:
     """For each op of a capture the op of the plan that it is like; None if it is another model.
 
@@ -158,7 +192,7 @@ def _planned_ops(captured: Graph, planned: Graph) -> dict[str, str] | None:
     if set(here) == set(there):
         return {name: name for name in here}
     keys = [[_look(graph, op) for op in graph.ops] for graph in (captured, planned)]
-    same = SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_matching_blocks()
+    same = SequenceMatcher(a=keys[0], b=keys[1], autojunk=False).get_matching_blocks()
     like = {here[a + k]: there[b + k] for a, b, length in same for k in range(length)}
     holding = [key[2:] for key in keys[0]], [key[2:] for key in keys[1]]
     matched = sum(bool(_look(captured, captured.op(name))[2:]) for name in like)

@@ -128,23 +128,29 @@ HELPERS = {
     """The gradient of what such a softmax was of."""
     return out * (grad - all_reduce((grad * out).sum(dim, keepdim=True), group))
 ''',
-    "shared_cross_entropy": '''def shared_cross_entropy(x, targets, first, count, group):
+    "shared_cross_entropy": '''def shared_cross_entropy(
+    x, targets, first, count, group, ignored=-100
+):
     """The sum of losses over `count`; the group has the classes in parts, here from `first` on."""
+    kept = targets.flatten() != ignored
     x, targets = x.flatten(0, -2), targets.flatten() - first
     own = (targets >= 0) & (targets < x.shape[1])
     top = x.amax(-1)
     dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
     total = all_reduce((x - top[:, None]).exp().sum(-1), group)
     picked = all_reduce(x.gather(1, (targets * own)[:, None])[:, 0] * own, group)
-    return (top + total.log() - picked).sum() / count
+    return ((top + total.log() - picked) * kept).sum() / count
 ''',
-    "cross_entropy_gradient": '''def cross_entropy_gradient(grad, x, targets, first, count, group):
+    "cross_entropy_gradient": '''def cross_entropy_gradient(
+    grad, x, targets, first, count, group, ignored=-100
+):
     """The gradient of this rank's classes: their probabilities, less 1 for the target."""
+    kept = (targets.flatten() != ignored)[:, None]
     rows, targets = x.flatten(0, -2), targets.flatten() - first
     own = (targets >= 0) & (targets < rows.shape[1])
     probabilities = shared_softmax(rows, -1, group)
     probabilities.scatter_add_(1, (targets * own)[:, None], -own[:, None].to(x.dtype))
-    return (probabilities * (grad / count)).reshape(x.shape)
+    return (probabilities * kept * (grad / count)).reshape(x.shape)
 ''',
     "channels": '''def channels(x, size, group):
     """Channels with a mean of 0 and a variance of 1, and what they were scaled by.
@@ -198,6 +204,7 @@ class RankOp:
     training: bool = True
     groups: tuple[str, ...] = ()  # what the group along each of the ways is called
     place: int = 0  # among the ops that draw
+    ignored: int | None = None  # the target that a captured loss leaves out of its mean
 
     def refused(self, why: str) -> PlanError:
         """This op cannot be written."""
@@ -492,6 +499,8 @@ def _attention(op: RankOp, names: list[str]) -> Expr:
     """By heads as a whole; of a part of the queries, or where not all is seen, by places."""
     call = op.call
     q, k = call.inputs[0], call.inputs[1]
+    if len(q) == 4 and not call.flag("sinks") and not call.number("softcap", 0):
+        return _attention_of_heads(op, names)
     if len(q) != 3 or call.flag("sinks") or call.number("softcap", 0):
         raise op.refused("caps its scores, has sinks, or takes heads as a dim of their own")
     heads = call.whole("heads", 1)
@@ -537,7 +546,43 @@ def _concat(op: RankOp, names: list[str]) -> Expr:
     return Bracket("torch.cat(", (f"({', '.join(names)})", str(op.call.whole("axis", -1))))
 
 
+def _attention_of_heads(op: RankOp, names: list[str]) -> Expr:
+    """Where heads are a dim of their own."""
+    call = op.call
+    q, k = op.inputs[0], op.inputs[1]
+    is_part = op.share("s") > 1 or (call.flag("causal") and q[2] != k[2])
+    if is_part or len(names) > 3 or call.whole("window", 0) or call.whole("chunk", 0):
+        raise op.refused("hides scores by place, and takes heads as a dim of their own")
+    given = list(names)
+    given += ["is_causal=True"] if call.flag("causal") else []
+    given += [f"scale={call.attr('scale')!r}"] if call.attr("scale") is not None else []
+    given += ["enable_gqa=True"] if q[1] != k[1] else []
+    return Bracket("F.scaled_dot_product_attention(", tuple(given))
+
+
+def _rows_of(op: RankOp) -> int:
+    """Into how many parts the rows of a loss are shared out."""
+    return math.prod(size for dim, size, _ in op.ways if dim != "v")
+
+
+def _counted(op: RankOp, targets: str) -> str:
+    """By what a sum of losses is divided: all targets, or those of a captured loss that count."""
+    if op.ignored is None:
+        return str(math.prod(op.call.inputs[1]))
+    rows = f" * {rows}" if (rows := _rows_of(op)) > 1 else ""
+    return f"({targets} != {op.ignored}).sum(){rows}"
+
+
+def _ignored(op: RankOp) -> list[str]:
+    return [] if op.ignored in (None, -100) else [f"ignored={op.ignored}"]
+
+
 def _cross_entropy(op: RankOp, names: list[str]) -> str:
+    if op.ignored is not None:  # a mean of those that count, and of ranks with equal weight
+        given = [f"{names[0]}.flatten(0, -2)", f"{names[1]}.flatten()"]
+        given += [f"ignore_index={op.ignored}"] if op.ignored != -100 else []
+        rows = f" / {rows}" if (rows := _rows_of(op)) > 1 else ""
+        return f"F.cross_entropy({', '.join(given)}){rows}"
     count = math.prod(op.call.inputs[1])
     return (
         f"F.cross_entropy({names[0]}.flatten(0, -2), {names[1]}.flatten(), "
@@ -580,7 +625,7 @@ def _shared_softmax(op: RankOp, names: list[str], group: str) -> str:
 
 
 def _shared_loss(op: RankOp, names: list[str], group: str) -> Expr:
-    given = (*names, str(op.first("v")), str(math.prod(op.call.inputs[1])), group)
+    given = (*names, str(op.first("v")), _counted(op, names[1]), group, *_ignored(op))
     return Bracket("shared_cross_entropy(", given)
 
 
@@ -614,8 +659,9 @@ def _shared_gradient(op: RankOp, reads: dict[str, str], wrt: int, group: str) ->
     """The gradient of one input: exchanged again is what the forward has exchanged."""
     g, x = reads["g0"], reads.get("i0", "")
     if op.call.kind == "cross_entropy":
-        first, count = str(op.first("v")), str(math.prod(op.call.inputs[1]))
-        return Bracket("cross_entropy_gradient(", (g, x, reads["i1"], first, count, group))
+        ids = reads["i1"]
+        about = (str(op.first("v")), _counted(op, ids), group, *_ignored(op))
+        return Bracket("cross_entropy_gradient(", (g, x, ids, *about))
     if op.call.kind == "batch_norm":
         return _channels_gradient(op, reads, wrt, group)
     if op.call.kind == "softmax":

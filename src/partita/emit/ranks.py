@@ -16,10 +16,12 @@ ops than norms and softmaxes, are refused with the op.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from partita.capture.torch_program import TorchNode
 from partita.emit.names import MOST, unused, variable
+from partita.emit.rank_nodes import ignored_target, numbers_of, told, unsaid
 from partita.emit.rank_ops import CALLS, HELPERS, SHARED, RankOp, backward_lines, forward_line
 from partita.emit.text import WIDTH, Bracket, Expr, docstring, quoted, statement
 from partita.errors import PlanError
@@ -84,12 +86,19 @@ class EmittedRank:
     gradients: dict[str, Value]  # by parameter; in flat parts where ZeRO shards them
 
 
-def emit_rank(program: Program, graph: Graph, stage: Stage, rank: int) -> EmittedRank:
-    """The program of one stage, written for one rank of its mesh."""
+def emit_rank(
+    program: Program, graph: Graph, stage: Stage, rank: int,
+    nodes: Mapping[str, TorchNode] | None = None,
+) -> EmittedRank:  # fmt: skip
+    """The program of one stage, written for one rank of its mesh.
+
+    The ops of a captured graph come with the nodes that they were made from: an op whose node says
+    more than its line is refused.
+    """
     if not 0 <= rank < len(stage.mesh.devices):
         last = len(stage.mesh.devices) - 1
         raise PlanError(f"found {rank}", fix=f"ranks are 0 to {last}", field="rank")
-    return _RankSource(program, graph, stage, rank).emit()
+    return _RankSource(program, graph, stage, rank, nodes or {}).emit()
 
 
 @dataclass
@@ -100,6 +109,7 @@ class _RankSource:
     graph: Graph
     stage: Stage
     rank: int
+    nodes: Mapping[str, TorchNode] = field(default_factory=dict)  # by forward op
     lines: list[str] = field(default_factory=list)
     variables: dict[int, str] = field(default_factory=dict)  # by value
     loaded: dict[str, str] = field(default_factory=dict)  # parameter -> how its shard is cut
@@ -181,18 +191,31 @@ class _RankSource:
             return
         call = self.graph.call(op)
         forward = self.graph.op(op.forward) if op.forward else op
+        node = self.nodes.get(forward.name)
+        call = call if node is None else told(call, node)
         cut = [i for i, dim in enumerate(work.dims) if dim and self.axes[i].size > 1]
         ways = tuple((work.dims[i], self.axes[i].size, self.place[i]) for i in cut)
         groups = tuple(variable(self.axes[i].name) for i in cut)
         inputs, outputs = self._forward_shapes(call, work)
         here = RankOp(
             forward.name, call, ways, inputs, outputs, self.graph.is_training, groups,
-            self._place_of(forward.name),
+            self._place_of(forward.name), None if node is None else ignored_target(node),
         )  # fmt: skip
+        why = (
+            ""
+            if node is None
+            else unsaid(Call(call.kind, call.attrs, call.inputs, call.outputs), node)
+        )
+        if why:
+            raise here.refused(why)
         lines: list[Expr]
         if call.kind == "constant":  # its numbers are not in the graph: given as inputs are
             value = self.program.values[work.writes[0]]
-            lines = [self._cut(f"inputs[{quoted(value.tensor)}]", value)]
+            whole = f"inputs[{quoted(value.tensor)}]"
+            if node is not None:
+                beside = quoted(self.graph.inputs[0].name)
+                whole = f"{numbers_of(node)}, device=inputs[{beside}].device)"
+            lines = [self._cut(whole, value)]
         elif op.forward:
             if len(set(forward.inputs)) < len(forward.inputs):
                 raise here.refused("reads a tensor twice")
