@@ -4,9 +4,12 @@
     python benchmarks/plan_search.py --mixed      heterogeneous devices
     python benchmarks/plan_search.py --large      the largest machines; one process for each is best
     python benchmarks/plan_search.py --limits     are time limits kept?
+    python benchmarks/plan_search.py --limits --cpu   the same where other work is on the machine
     python benchmarks/plan_search.py --case gpt3-175b 128x8xA100 1536
+    python benchmarks/plan_search.py --case gpt2-medium 4xV100+8xP100 96 --dtype f16
 
-Seconds are of this process's CPU, so that other work on the machine does not count.
+Seconds are of this process's CPU, so that other work on the machine does not count. Limits are by
+the clock; with `--cpu` the planner's own clock counts this process's CPU instead.
 """
 
 import argparse
@@ -50,7 +53,7 @@ LIMITED = (
     ("t5-11b", "4x8xA100", 128),
     ("inception_v3", "16xV100", 512),
 )
-LIMITS_S = (5.0, 10.0, 20.0)
+LIMITS_S = (1.0, 2.0, 5.0, 10.0, 20.0)
 # Smith et al. 2022 (arXiv:2201.11990); not in the zoo.
 MT_NLG = GptSizes(layers=105, width=20480, heads=128, positions=2048)
 MIXED_DTYPE = "f16"  # as such devices are used; V100 and P100 have no bf16
@@ -83,9 +86,11 @@ def measured(
     return planned, time.process_time() - started, first[0] if first else float("nan")
 
 
-def row(model: str, cluster: str, batch: int, limit_s: float) -> tuple[str, ...]:
+def row(
+    model: str, cluster: str, batch: int, limit_s: float, dtype: str | None = None
+) -> tuple[str, ...]:
     """One line of the table."""
-    planned, seconds, first = measured(model, cluster, batch, limit_s)
+    planned, seconds, first = measured(model, cluster, batch, limit_s, dtype)
     if planned.best is None:
         return model, cluster, str(batch), planned.why, "", "", "", "", ""
     best = planned.best
@@ -135,10 +140,12 @@ def mixed_row(model: str, spec: str, batch: int, limit_s: float) -> tuple[str, .
     )
 
 
-def limited_row(model: str, cluster: str, batch: int, limit_s: float) -> tuple[str, ...]:
-    """What is there when the time is up, and how long that took by the clock."""
+def limited_row(
+    model: str, cluster: str, batch: int, limit_s: float, dtype: str | None = None
+) -> tuple[str, ...]:
+    """What is there when the time is up, and how long that took."""
     began = time.perf_counter()
-    planned, _, first = measured(model, cluster, batch, limit_s)
+    planned, _, first = measured(model, cluster, batch, limit_s, dtype)
     seconds = time.perf_counter() - began
     step = "nothing" if planned.best is None else units.seconds(planned.best.step_s)
     gap = "" if planned.gap is None else f"{planned.gap:.1%}"
@@ -152,9 +159,13 @@ def main() -> None:
     parser.add_argument("--mixed", action="store_true")
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--limits", action="store_true")
+    parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--case", nargs=3, metavar=("MODEL", "CLUSTER", "BATCH"))
+    parser.add_argument("--dtype", help="of the models of the table, where not their own")
     parser.add_argument("--time-limit", type=float, default=300.0)
     options = parser.parse_args()
+    if options.cpu:
+        time.perf_counter = time.process_time
     if options.mixed:
         cases = [tuple(options.case)] if options.case else MIXED
         header = ("model", "machine", "batch", "plan", "step", "alike", "better", "search")
@@ -162,13 +173,13 @@ def main() -> None:
     elif options.limits:
         cases = [tuple(options.case)] if options.case else LIMITED
         header = ("model", "machine", "limit", "step", "gap", "took", "of it", "first")
-        rows = [limited_row(m, c, int(b), s) for m, c, b in cases for s in LIMITS_S]
+        rows = [limited_row(m, c, int(b), s, options.dtype) for m, c, b in cases for s in LIMITS_S]
     else:
         cases = [tuple(options.case)] if options.case else LARGE if options.large else CASES
         header = (
             "model", "machine", "batch", "plan", "step", "MFU", "gap", "search", "first",
         )  # fmt: skip
-        rows = [row(m, c, int(b), options.time_limit) for m, c, b in cases]
+        rows = [row(m, c, int(b), options.time_limit, options.dtype) for m, c, b in cases]
     print(units.table(header, rows))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     print(f"largest memory of the planner: {peak:.2f} GB")

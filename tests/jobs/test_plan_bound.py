@@ -15,9 +15,11 @@ from partita.costs.roofline import work_bound_s
 from partita.costs.sharding import LEVELS, sharding_model
 from partita.graph import GraphBuilder
 from partita.graph.backward import CHEAP_KINDS
+from partita.graph.chain import chain_of
 from partita.graph.rebatch import rebatch
 from partita.jobs.plan import plan
 from partita.jobs.simulate import simulate_stages
+from partita.jobs.strategies import STRATEGIES, by_kind, unequal
 from partita.jobs.workload import load
 from partita.lower import Memo
 from partita.lower.orders import refusal
@@ -29,6 +31,7 @@ from partita.search.joint.bounds import PlanBounds, fewest_in_flight
 from partita.search.joint.cells import divisors, mesh_of, mesh_shapes
 from partita.search.joint.model import JointModel
 from partita.search.joint.orders import refused
+from tests.shallow import GPT2
 
 QUICK = Stop(gap=0.0)
 ROUNDING = 1e-9
@@ -311,3 +314,28 @@ def test_what_ranks_hold_interleaved_is_at_most_what_the_orders_have_in_flight(p
     flights = fewest_in_flight(p, m)
     assert len(flights) == p
     assert all(1 <= flight <= 2 * p for flight in flights)
+
+
+@pytest.mark.parametrize("spec", ["1xV100+2xP100", "4xA100"])
+def test_given_stages_are_bounded_by_their_slowest_device(spec):
+    cluster, work = resolve(spec), load(f"{GPT2}@64", batch=8)
+    graph = work.graph
+    joint = JointModel(graph, "adamw", cluster, Collectives(cluster))
+    named = [STRATEGIES[name].stages(graph, cluster.num_devices) for name in ("data", "zero1")]
+    plans = [((stage,), Schedule()) for stages in named for stage in stages]
+    plans += unequal(graph, cluster, 8)
+    plans += by_kind(graph, chain_of(graph), cluster, 8)[:3]
+    assert len(plans) > (6 if len(cluster.kinds) > 1 else 1)
+    for stages, schedule in plans:
+        least, over = joint.stage_bound(stages, schedule.num_microbatches)
+        simulation = simulate_stages(work, cluster, stages, schedule)
+        assert least <= simulation.step_s * (1 + ROUNDING)
+        assert over <= 0
+        if len(stages) == 1:  # what the first device computes counts in full, and slower ones more
+            own = [
+                op.cost.seconds
+                for op in simulation.ops
+                if op.phase == "forward" or graph.op(op.name).forward
+            ]
+            slower = 1.2 if len(cluster.kinds) > 1 and not stages[0].mesh.axes[0].weights else 1.0
+            assert least >= slower * sum(own) * (1 - ROUNDING)

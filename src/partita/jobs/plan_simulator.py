@@ -53,6 +53,7 @@ from partita.search.joint.model import JointModel
 from partita.showing import plot_of, repr_html, table_of
 from partita.timeline import Timeline
 
+MEASURED = 100  # ops: of so many it can be told how long each takes
 VERIFIED = 4.0  # times as long as to try a plan: op by op, and the verifier follows every tensor
 
 
@@ -90,7 +91,8 @@ class Clock:
     started: float = field(default_factory=work_clock)
     searching: float = 0.7  # named strategies need the rest: they must not be faster
     trying: float = 0.88  # from there on nothing new: the answer is lowered and verified in full
-    ending_s: float = 0.0  # that takes about so long
+    ending_s: float = 0.0  # that takes about so long, and to try the plan that is tried then
+    most_ending: float = 0.5  # of the time at most: it is foretold roughly
 
     def seconds(self) -> float:
         """Since the search began."""
@@ -101,7 +103,8 @@ class Clock:
         limit = self.stop.time_s
         if limit is None:
             return math.inf
-        more_s = max(0.0, self.ending_s - (1 - self.trying) * limit)
+        ending_s = min(self.ending_s, self.most_ending * limit)
+        more_s = max(0.0, ending_s - (1 - self.trying) * limit)
         return part * limit - more_s - self.seconds()
 
     def is_late(self) -> bool:
@@ -143,7 +146,7 @@ class Simulator:
     attempt: Attempts = field(default_factory=Attempts)
     field_ranked: Sequence[RankedStrategy] | None = None  # what frameworks do, once asked for
     _seen: set[tuple[object, ...]] = field(default_factory=set)
-    _lowering_s: float = 0.0  # of all plans so far
+    _each_op_s: float = math.inf  # that was lowered for a plan, in the plan where that is least
 
     def __post_init__(self) -> None:
         self.stop = self.clock.stop
@@ -231,7 +234,7 @@ class Simulator:
         )
         if over > 0 or hopeless:
             return None
-        began = work_clock()
+        began, written = work_clock(), self.memo.written_ops
         simulation = self.attempt(
             f"{name} in {len(stages)} stages on {stages[0].mesh}, {schedule}",
             lambda: simulate_stages(
@@ -244,7 +247,9 @@ class Simulator:
                 quick=quick,
             ).capped(self.max_memory),
         )
-        self._lowering_s += work_clock() - began
+        tried_s, written = work_clock() - began, self.memo.written_ops - written
+        if written >= MEASURED:
+            self._each_op_s = min(self._each_op_s, tried_s / written)
         if simulation is None:
             return None
         value = simulation.interval_s if self.steady_state else simulation.step_s
@@ -253,18 +258,16 @@ class Simulator:
         )
         self.candidates.append(candidate)
         if candidate.fits and (best is None or candidate.objective_s < best.objective_s):
-            self.clock.ending_s = self._ending_s(simulation)
+            self.clock.ending_s = tried_s + self._in_full_s(simulation)
             self._record(candidate.objective_s)
         return candidate
 
-    def _ending_s(self, simulation: Simulation) -> float:
-        """About what it takes to lower and verify a plan in full, by what lowering took so far.
-
-        And to try another one, which may have begun just before the time for that was over.
-        """
-        each_s = self._lowering_s / max(1, self.memo.written_ops)
+    def _in_full_s(self, simulation: Simulation) -> float:
+        """About what it takes to lower and verify a plan in full, by what lowering took so far."""
+        if math.isinf(self._each_op_s):
+            return 0.0
         in_full = ops_in_full(simulation.stages, simulation.schedule, self)
-        return VERIFIED * each_s * in_full + self._lowering_s / len(self.candidates)
+        return VERIFIED * self._each_op_s * in_full
 
     @property
     def steady_state(self) -> bool:

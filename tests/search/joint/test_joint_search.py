@@ -164,6 +164,34 @@ def test_the_last_level_proves_no_more_than_the_next_cell_asks_for():
     assert SpaceBound((one, two), both).least(10.0, lambda: False) == 9.0
 
 
+class Growing:
+    """Bounds that grow level by level; no more than is enough is proven at the last."""
+
+    def __init__(self, rows):
+        self.rows, self.num_levels, self.asked = rows, 3, 0
+
+    def bound(self, cell, level, enough):
+        self.asked += level == 2
+        value = self.rows[cell][level]
+        return min(value, enough * 1.01) if level == 2 else value
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(*[st.integers(1, 9)] * 3), min_size=1, max_size=12), st.integers(1, 4))
+def test_the_lowest_cells_are_those_of_all_bounds(rows, most):
+    cells = [Cell(0, count) for count in range(1, len(rows) + 1)]
+    grown = {c: [sum(row[: k + 1]) for k in range(3)] for c, row in zip(cells, rows, strict=True)}
+    bounds, below = Growing(grown), 20.0
+    space = SpaceBound(cells, bounds)
+    lowest = space.lowest(cells, most, 2, below, lambda: False)
+    ranked = sorted((grown[c][2], number) for number, c in enumerate(cells))
+    assert lowest == [cells[k] for value, k in ranked if value < below][:most]
+    assert bounds.asked <= len(cells)
+    assert space.lowest(cells, most, 2, below, lambda: True) == []
+    least = min(value for value, _ in ranked)  # what was not proven then is proven when asked for
+    assert space.least(100.0, lambda: False) == least
+
+
 def test_a_bound_of_a_space_needs_a_bound_of_every_cell():
     one, two = Cell(0, 1), Cell(0, 2)
     levels = Levels({one: (1.0, 3.0), two: (2.5, 9.0)})

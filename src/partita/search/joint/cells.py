@@ -265,6 +265,7 @@ class SpaceBound:
     cells: Sequence[Cell]
     bounds: CellBounds
     far_enough: float = 1.003  # times the bound of the next cell: more is not proven at once
+    dear_levels: int = 2  # the last so many, which are asked for that only
     _known: dict[Cell, tuple[float, int]] = field(default_factory=dict)  # bound, level
 
     def rules_out(
@@ -364,11 +365,11 @@ class SpaceBound:
     def _raised(self, cell: Cell, best: float, next_value: float) -> float:
         """The bound of a cell at its next level.
 
-        The last level need not prove much more than the bound of the next cell, which would be the
+        The dear levels need not prove much more than the bound of the next cell, which would be the
         least then. If it comes to be the least again, it goes on from there.
         """
         value, level = self._known[cell]
-        if level + 1 < self.bounds.num_levels - 1:
+        if level + 1 < self.bounds.num_levels - self.dear_levels:
             return self.at(cell, level + 1, best)
         enough = min(best, max(value, next_value) * self.far_enough)
         value = max(value, self.bounds.bound(cell, level + 1, enough))
