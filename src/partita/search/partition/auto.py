@@ -60,15 +60,14 @@ class AutoPartition:
         pool = PooledCycles(walk, self.pool, seed)
         little = walk.net.num_nodes <= 16 * walk.net.num_devices
 
-        def cycles(seed: int, done: Callable[[], bool], *, until_idle: bool = False) -> None:
+        def cycles(seed: int, done: Callable[[], bool]) -> None:
             if little:
                 self._slow_cycles(walk, seed, done)
             else:
-                pool.run(self.num_cycles, done, until_idle=until_idle)
+                pool.run(self.num_cycles, done)
 
-        timed = run.stop.time_s is not None
-        cycles(seed, walk.done_after(self.cycles_share), until_idle=timed)
-        if timed and not run.done():  # time is left: prove with the best
+        cycles(seed, walk.done_after(self.cycles_share))
+        if run.stop.time_s is not None and not run.done():  # time is left: prove with the best
             prove_by_covers(walk, self.covers, self.covers_again)
             if branch(walk, self.most_tree_nodes, self.most_first_tree):
                 return run.result(Status.OPTIMAL, TRIED)

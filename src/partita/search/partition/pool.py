@@ -21,7 +21,6 @@ _SCRATCH = ((2e-2, 2e-4), (2e-2, 2e-4), (0.1, 1e-2), (2e-2, 2e-4))  # hot, coars
 _LADDERS = ((4, 0.6), (12, 0.25), (4, 0.6), (3, 1.0))  # where links are slow, few large clusters
 _HOT = (5e-4, 1e-3, 5e-4, 5e-3)
 _SAME = 1e-9
-_IDLE = 3  # times the cycles that the best took
 _STRIDE = 7919  # between seeds
 
 
@@ -49,21 +48,12 @@ class PooledCycles:
         self.members: list[tuple[float, I64]] = []
         self.made = 0
 
-    def run(self, cycles: int, done: Callable[[], bool], *, until_idle: bool = False) -> None:
-        """Make so many cycles, or as many as there is time for.
-
-        With `until_idle` they also end where twice as many as the best took, and all that fill the
-        pool, have found nothing better: then a bound makes more of the time.
-        """
+    def run(self, cycles: int, done: Callable[[], bool]) -> None:
+        """Make so many cycles, or as many as there is time for."""
         if not self.members and self.walk.labels is not None:
             self.keep(self.walk.labels, None)
-        best, better_at = self.walk.run.objective, self.made
         for _ in range(cycles):
             if done() or proven(self.walk.run) or not self.next_cycle():
-                return
-            if self.walk.run.objective != best:
-                best, better_at = self.walk.run.objective, self.made
-            if until_idle and self.made > max(self.settings.first, _IDLE * better_at):
                 return
 
     def next_cycle(self) -> bool:

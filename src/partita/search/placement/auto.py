@@ -27,6 +27,7 @@ from partita.search.placement.variation import costs
 from partita.search.placement.walk import Walker, begin_episode, best_of, walker
 
 _WIDTHS = (50, 300)  # labels of the lower bound
+_WIDEST = 1000  # once, between races
 _USUAL_GENES = 128
 _FEWEST = 8  # runners of a large network
 _CHOICE = 8  # times as many starts are looked at as there are runners
@@ -100,6 +101,8 @@ class _Races:
         while self.goes_on():
             self.race(number)
             self.raise_bound()
+            if number == 0 and self.labels is not None and self.labels.gave_up:
+                self.raise_bound_to(_WIDEST)
             number += 1
 
     def raise_bound(self) -> None:
@@ -115,8 +118,14 @@ class _Races:
             attempt.run.bound(self.labels.root())
         for width in _WIDTHS:
             if attempt.goes_on() and self.labels.gave_up:
-                value = self.labels.search(width, attempt.best_score, attempt.goes_on)
-                attempt.run.bound(value)
+                self.raise_bound_to(width)
+
+    def raise_bound_to(self, width: int) -> None:
+        """Look for a lower bound with so many labels."""
+        assert self.labels is not None
+        attempt = self.attempt
+        value = self.labels.search(width, attempt.best_score, attempt.goes_on)
+        attempt.run.bound(value)
 
     def keep_elites(self, walkers: list[Walker]) -> None:
         """Remember the best of each walk, among the best of all of them."""

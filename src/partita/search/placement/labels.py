@@ -61,7 +61,7 @@ class LabelBound:
 
     def __init__(self, net: PlacementArrays, go_on: Callable[[], bool] = lambda: True) -> None:
         self.net = net
-        self.gave_up = True  # has the last search given up labels, or has there been none?
+        self.gave_up = True  # would more labels make the last search better, or was there none?
         self.symmetry = symmetry_of(net)
         many = len(net.output_bytes) * len(net.limit_bytes) ** 2 > _MOST_WORK
         chain = chain_of(net)
@@ -106,7 +106,7 @@ class LabelBound:
         """The bound with at most `width` labels per cut layer and device; at most `most`."""
         if not self.useful:
             return 0.0
-        self.gave_up = False
+        before = most
         labels = {device: rows for device, rows in self._first().items() if device in self._leaders}
         for number in range(len(self.options)):
             if not go_on():
@@ -114,7 +114,9 @@ class LabelBound:
                 return self.root()
             labels, most = self._next(labels, number, width, most)
         bounds = [self._bounds(rows, device, len(self.options)) for device, rows in labels.items()]
-        return min([most, *(float(array.min()) for array in bounds)]) * ROUNDING
+        least = min((float(array.min()) for array in bounds), default=np.inf)
+        self.gave_up = most < min(least, before)
+        return min(most, least) * ROUNDING
 
     # A label is a row: time; five entries per device and channel (`_WORK` to `_OUT_LAST`); bytes
     # held; the work that a batch begins with, and whether it has left its first device yet.
@@ -191,7 +193,6 @@ class LabelBound:
         """The `count` labels of least bounds; no answer may be above the least bound given up."""
         if len(rows) <= count:
             return rows, most
-        self.gave_up = True
         bounds = self._bounds(rows, device, cut)
         order = np.argsort(bounds, kind="stable")
         return rows[order[:count]], min(most, float(bounds[order[count]]))

@@ -7,6 +7,7 @@ boundary  where the device changes along the line, one side takes some genes of 
 swap      two devices change places within a run of the line, or everywhere
 spread    a gene and connected genes of its device go to a neighbour's device
 blocks    a few blocks of the network in a row go to the device before or behind them
+border    where the device changes within a block, or in the next one, each branch is cut anew
 
 The *line* is an order of the genes in which branches of the network stay together: layers as they
 become ready, last come first served. A gene keeps its device where it may not be on the new one.
@@ -18,8 +19,8 @@ from partita.problems.placement import PlacementProblem
 from partita.search.placement.fastsim import inner
 from partita.search.placement.tables import I64, U64, PlacementArrays
 
-ONE, RUN, PULL, BOUNDARY, SWAP, SPREAD, BLOCKS = range(7)
-ALL_MOVES = 0b1111111  # a bit for each kind
+ONE, RUN, PULL, BOUNDARY, SWAP, SPREAD, BLOCKS, BORDER = range(8)
+ALL_MOVES = 0b11111111  # a bit for each kind
 _MOST_BLOCKS = 4
 
 
@@ -104,9 +105,9 @@ def run_length(state: U64, longest: int) -> int:
 def move(net: PlacementArrays, state: U64, line: I64, placement: I64, kinds: int) -> bool:
     """Change `placement` by a random move of these kinds; True if it is another one now."""
     num_genes, num_devices = len(line), len(net.limit_bytes)
-    kind = below(state, 7)
+    kind = below(state, 8)
     while kinds >> kind & 1 == 0:
-        kind = (kind + 1) % 7
+        kind = (kind + 1) % 8
     position = below(state, num_genes)
     gene = line[position]
     changed = False
@@ -127,6 +128,8 @@ def move(net: PlacementArrays, state: U64, line: I64, placement: I64, kinds: int
         return _swap(net, state, line, placement, position)
     if kind == BLOCKS:
         return _move_blocks(net, state, placement)
+    if kind == BORDER:
+        return _cut_border(net, state, placement)
     return _spread(net, state, placement, gene)
 
 
@@ -174,6 +177,44 @@ def _move_blocks(net: PlacementArrays, state: U64, placement: I64) -> bool:
         device = placement[net.cut[first - 1]]
     changed = False
     for layer in range(begin, end):
+        changed |= put(net, placement, net.gene_of[layer], device)
+    return changed
+
+
+@inner
+def _cut_border(net: PlacementArrays, state: U64, placement: I64) -> bool:
+    """Find a block whose ends are on two devices; cut its branches anew, or those of a neighbour.
+
+    All behind a cut go to the device of the block's end, so a branch changes device once.
+    """
+    num_blocks = len(net.cut) - 1
+    if num_blocks < 1:
+        return False
+    block, step = below(state, num_blocks), 0
+    while placement[net.cut[block]] == placement[net.cut[block + 1]]:
+        block, step = (block + 1) % num_blocks, step + 1
+        if step == num_blocks:
+            return False
+    before, behind = placement[net.cut[block]], placement[net.cut[block + 1]]
+    changed, drawn = False, below(state, 4)
+    if drawn == 0 and block > 0:  # the border moves to the block before
+        for layer in range(net.cut[block], net.cut[block + 1]):
+            changed |= put(net, placement, net.gene_of[layer], behind)
+        block -= 1
+        changed |= put(net, placement, net.gene_of[net.cut[block]], before)
+    elif drawn == 1 and block + 1 < num_blocks:  # to the block behind
+        for layer in range(net.cut[block] + 1, net.cut[block + 1] + 1):
+            changed |= put(net, placement, net.gene_of[layer], before)
+        block += 1
+        changed |= put(net, placement, net.gene_of[net.cut[block + 1]], behind)
+    first, last = net.cut[block], net.cut[block + 1]
+    stays = uniform(state)
+    for layer in range(first + 1, last):
+        device = before if uniform(state) < stays else behind
+        for k in range(net.parent_start[layer], net.parent_start[layer + 1]):
+            parent = net.parent[k]
+            if parent > first and placement[parent] == behind:
+                device = behind
         changed |= put(net, placement, net.gene_of[layer], device)
     return changed
 
