@@ -1,6 +1,7 @@
 """Lower bounds never exceed what a placement costs, and are good where that is known."""
 
 import dataclasses
+import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -132,3 +133,14 @@ def test_fewer_rows_undercut_all_the_others(rows: list[tuple[int, ...]]) -> None
     assert len(least(given_rows, 4)) <= 4
     exact = {tuple(row) for row in undominated(given_rows).tolist()}
     assert exact <= {tuple(map(float, row)) for row in rows}
+
+
+def test_bounds_of_several_batches_against_all_placements() -> None:
+    """Blocks of branches, up to ten batches: a term of the bounds that counts too much shows."""
+    file = Path(__file__).parents[2] / "benchmarks" / "placement_search.py"
+    spec = importlib.util.spec_from_file_location("placement_search", file)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert "none above the best" in script.bounds_of_random_problems(40)
