@@ -173,7 +173,11 @@ def main() -> None:
     elif options.limits is not None:
         cases = [tuple(options.case)] if options.case else LIMITED
         header = ("model", "machine", "limit", "step", "gap", "took", "of it", "first")
-        rows = [limited_row(m, c, int(b), s, options.dtype) for m, c, b in cases for s in LIMITS_S]
+        rows = [
+            limited_row(m, c, int(b), s, options.dtype)
+            for m, c, b in cases
+            for s in options.limits or LIMITS_S
+        ]
     else:
         cases = [tuple(options.case)] if options.case else LARGE if options.large else CASES
         header = (
