@@ -4,7 +4,7 @@
     python benchmarks/plan_search.py --mixed      heterogeneous devices
     python benchmarks/plan_search.py --large      the largest machines; one process for each is best
     python benchmarks/plan_search.py --limits     are time limits kept?
-    python benchmarks/plan_search.py --limits --cpu   the same where other work is on the machine
+    python benchmarks/plan_search.py --limits 2 5 --cpu   some, where other work is on the machine
     python benchmarks/plan_search.py --case gpt3-175b 128x8xA100 1536
     python benchmarks/plan_search.py --case gpt2-medium 4xV100+8xP100 96 --dtype f16
 
@@ -158,7 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mixed", action="store_true")
     parser.add_argument("--large", action="store_true")
-    parser.add_argument("--limits", action="store_true")
+    parser.add_argument("--limits", nargs="*", type=float, metavar="SECONDS")
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--case", nargs=3, metavar=("MODEL", "CLUSTER", "BATCH"))
     parser.add_argument("--dtype", help="of the models of the table, where not their own")
@@ -170,10 +170,14 @@ def main() -> None:
         cases = [tuple(options.case)] if options.case else MIXED
         header = ("model", "machine", "batch", "plan", "step", "alike", "better", "search")
         rows = [mixed_row(m, c, int(b), options.time_limit) for m, c, b in cases]
-    elif options.limits:
+    elif options.limits is not None:
         cases = [tuple(options.case)] if options.case else LIMITED
         header = ("model", "machine", "limit", "step", "gap", "took", "of it", "first")
-        rows = [limited_row(m, c, int(b), s, options.dtype) for m, c, b in cases for s in LIMITS_S]
+        rows = [
+            limited_row(m, c, int(b), s, options.dtype)
+            for m, c, b in cases
+            for s in options.limits or LIMITS_S
+        ]
     else:
         cases = [tuple(options.case)] if options.case else LARGE if options.large else CASES
         header = (

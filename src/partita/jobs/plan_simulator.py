@@ -54,7 +54,7 @@ from partita.showing import plot_of, repr_html, table_of
 from partita.timeline import Timeline
 
 MEASURED = 100  # ops: of so many it can be told how long each takes
-VERIFIED = 4.0  # times as long as to try a plan: op by op, and the verifier follows every tensor
+VERIFIED = 6.0  # times as long as to try a plan: op by op, and the verifier follows every tensor
 
 
 @dataclass(frozen=True)
