@@ -134,11 +134,8 @@ def advice(
     """What would help where nothing fits: the same for `plan`, `shard` and `compare`."""
     words = [part for part in made["why"].split("; ") if "enough" in part]
     asked.tell("plan", "advice", tuple(sorted(part.split(": ")[-1] for part in words)))
-    if {"--infer", "--decode"} & set(question):
-        return
-    plain = tuple(w for w in question if w not in ("--pin",) and "=" not in w)
-    if plain != question:
-        return
+    if not words or {"--infer", "--decode", "--pin", "--max-memory"} & set(question):
+        return  # the time was up, or what `shard` is not asked for
     shard = json.loads(asked.run("shard", *question, "--json", codes=(0, 1)))
     told = [part for part in shard["why"].split("; ") if "enough" in part]
     asked.tell("shard", "advice", tuple(sorted(part.split(": ")[-1] for part in told)))

@@ -56,8 +56,9 @@ def degrees(stage: Plan, kinds: Kinds) -> dict[str, str]:
         most = {name for name, count in used.items() if count > ODD * used.total()}
         if used["ep"] and most <= {"ep", "dp"}:
             most = {"ep"}
-        if len(most) == 1:
-            sizes[most.pop()] *= axis["size"]
+        if len(most) == 1 or most == {"tp", "ep"}:  # heads and experts over the same devices
+            for name in most:
+                sizes[name] *= axis["size"]
             if used["tp"] > used.total() / 2:
                 norms |= {
                     split["dims"][place] in ("s", "t")
@@ -163,7 +164,8 @@ def answered(
         return "refused", "no plan fits"
     made = json.loads(answer.plan.to_json())
     wrong = faults(made, pins, bans, kinds)
-    return ("wrong", "; ".join(wrong)) if wrong else ("obeyed", str(answer.plan))
+    plan = str(answer.plan)
+    return ("wrong", f"{'; '.join(wrong)} ({plan})") if wrong else ("obeyed", plan)
 
 
 def main() -> int:

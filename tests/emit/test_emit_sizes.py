@@ -101,22 +101,53 @@ class Routed(nn.Module):
         return x.view(*ids.shape, 4)
 
 
-@pytest.mark.parametrize("split", [False, True])
-def test_parts_that_see_tokens_alone_are_written_with_their_number(split, tmp_path):
-    """Batch and length cannot be told apart there: what needs both is not promised."""
+@pytest.mark.parametrize(("split", "cut"), [(False, 1), (True, 1), (True, None)])
+def test_parts_that_see_tokens_alone_are_written_with_their_number(split, cut, tmp_path):
+    """What needs batch and length is written where both are known; else it is not promised."""
     module = Routed(split).eval()
-    source = emitted(module, (torch.randint(0, 20, (4, 6)),), cut=1)
+    source = emitted(module, (torch.randint(0, 20, (4, 6)),), cut)
     assert ("tokens = rows.shape[0]" in source) == (not split)
+    assert ("class Routes" in source) == (not (split and cut))
     promised = "it takes a batch from 2 up and a length from 2 up" in source
-    assert promised == (not split)
-    assert ("It is for length 6 alone." in source) == split
+    assert promised == (cut == 1)
+    assert ("It is for length 6 alone." in source) == (cut is None)
     code = load_source(source)
     stages = code.build_stages(module.state_dict())
-    for shape in ((4, 6), (3, 6), (2, 6), *(() if split else ((2, 5), (3, 9)))):
+    for shape in ((4, 6), (3, 6), (2, 6), *(((2, 5), (3, 9)) if promised else ())):
         ids = torch.randint(0, 20, shape)
         assert torch.equal(code.run_stages(stages, ids), module(ids))
     (tmp_path / "stages.py").write_text(source)
     assert_ruff_has_nothing_to_say(tmp_path)
+
+
+class Numbered(nn.Module):
+    """Positions by a part that is given ids for their shape alone, as BART's are."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(20, 4), Numbers()
+
+    def forward(self, ids):
+        return self.words(ids) + self.places(ids)
+
+
+class Numbers(nn.Embedding):
+    def __init__(self):
+        super().__init__(12, 4)
+
+    def forward(self, ids):
+        return super().forward(torch.arange(ids.shape[1]).expand(ids.shape[0], -1))
+
+
+def test_a_part_that_reads_nothing_but_sizes_is_written_where_these_are_known():
+    module = Numbered().eval()
+    source = emitted(module, (torch.randint(0, 20, (4, 6)),), cut=0)
+    assert "it takes a batch from 2 up and a length from 2 to 12" in source
+    code = load_source(source)
+    stages = code.build_stages(module.state_dict())
+    for shape in ((4, 6), (3, 5), (2, 12)):
+        ids = torch.randint(0, 20, shape)
+        assert torch.equal(code.run_stages(stages, ids), module(ids))
 
 
 def test_a_table_is_made_once_in_a_stage():

@@ -1,13 +1,17 @@
 """`partita shard`: split every op of a model over the devices of a cluster."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from partita import units
 from partita.cli.base import Output, OutputFile, common_options, output_option, refuse_twice
 from partita.cli.model_options import ModelOptions, dump_graph_option, model_options, write_dump
+
+if TYPE_CHECKING:
+    from partita.jobs.simulate import Simulation
+    from partita.plans import Stage
 
 PASE_GRAPHS = ("alexnet", "resnet101", "inception3", "rnnlm", "transformer")
 
@@ -90,7 +94,7 @@ def _shard(
     out.show(comparison_text(sharding) if compare else sharding_text(sharding))
     if written is not None:
         out.show(f"plan in {written}; look at it with: partita report {written} -o report.html")
-    stage = None if sharding.best is None else sharding.best.simulation.stage
+    stage = None if sharding.best is None else _decided(sharding.best.simulation)
     out.result(
         {
             "format": "partita/result@1",
@@ -115,7 +119,8 @@ def _shard(
             "candidates": [
                 {
                     "name": c.name,
-                    "mesh": c.mesh,
+                    "plan": c.simulation.arrangement,
+                    "mesh": str(_decided(c.simulation).mesh),
                     "step_s": c.step_s,
                     "communication_s": c.simulation.communication_s,
                     "peak_memory_bytes": max(c.simulation.peak_bytes),
@@ -127,3 +132,8 @@ def _shard(
         }
     )
     return 0 if sharding.best is not None else 1
+
+
+def _decided(simulation: "Simulation") -> "Stage":
+    """The one stage, its axes called what they split: dp, tp, ..."""
+    return (simulation.decided or simulation.stages)[0]

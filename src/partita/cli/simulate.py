@@ -5,7 +5,7 @@ forecast of the training step of a transformer, with an interval.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,9 @@ from partita.cli.model_options import (
 )
 from partita.cli.strategy_options import strategy_options
 from partita.errors import InputError
+
+if TYPE_CHECKING:
+    from partita.timeline import Timeline
 
 
 @click.command()
@@ -107,12 +110,7 @@ def command(
     )
     write_dump(dump_graph, simulation.workload.graph, out)
     if trace is not None:
-        from partita.report.lanes import representative
-        from partita.report.trace import chrome_trace
-
-        drawn = representative(simulation.timeline).timeline
-        if out.save(OutputFile(trace), lambda: chrome_trace(drawn)) is not None:
-            out.note(f"trace in {trace}; open it at ui.perfetto.dev or chrome://tracing")
+        _write_trace(simulation.timeline, trace, out)
     out.show(simulation_text(simulation, top))
     if gantt:
         from partita.report.terminal import gantt as draw
@@ -120,6 +118,16 @@ def command(
         out.show("\n" + draw(simulation.timeline, fold=True))
     out.result(simulation_json(simulation))
     return 0 if simulation.fits else 1
+
+
+def _write_trace(timeline: "Timeline", trace: Path, out: Output) -> None:
+    """What runs when, for Perfetto: a lane for ranks that do the same."""
+    from partita.report.lanes import representative
+    from partita.report.trace import chrome_trace
+
+    drawn = representative(timeline).timeline
+    if out.save(OutputFile(trace), lambda: chrome_trace(drawn)) is not None:
+        out.note(f"trace in {trace}; open it at ui.perfetto.dev or chrome://tracing")
 
 
 def _refuse_beside_strategy(

@@ -46,7 +46,7 @@ class HolderPaths(Protocol):
         """A tensor that the class holds, if any."""
 
     def unread(self, size: Size) -> None:
-        """A size is written as a number: nothing here tells what it follows."""
+        """Nothing here tells what a size follows; if this returns, it is written as a number."""
 
     def training(self, step: OpStep) -> bool | None:
         """The mode a step ran in if it is the mode of the whole model, else None."""

@@ -118,7 +118,12 @@ class ClassPaths:
         self.tensors = self._all_tensors()
 
     def unread(self, size: Size) -> None:
-        """A size is written as a number: nothing here tells what it follows."""
+        """Nothing here tells what a size follows: a module is written where it is called instead.
+
+        A stage of which nobody can tell has the number.
+        """
+        if self.prefix:
+            raise NotAlike(self.prefix)
         self.classes.unread.update(dict.fromkeys(size.symbols[-1:]))
 
     def _hold(self, item: ModuleCall) -> None:

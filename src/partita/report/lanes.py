@@ -119,7 +119,7 @@ def _cut(name: str, most: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class FewerLanes:
     """A timeline in which one lane stands for all that do the same; memories likewise.
 
     `lanes` and `memories` say which of the whole timeline each of them was, the first of its like.
@@ -130,12 +130,12 @@ class Folded:
     memories: tuple[int, ...]
 
 
-def representative(timeline: Timeline) -> Folded:
+def representative(timeline: Timeline) -> FewerLanes:
     """What pictures show: lanes that differ, with what is inside the blocks of a pipeline."""
     return folded(unfolded(timeline))
 
 
-def folded(timeline: Timeline) -> Folded:
+def folded(timeline: Timeline) -> FewerLanes:
     """One lane for all that do the same, and no link that nothing crosses.
 
     What a task of a lane that is left out waits for, is waited for by and takes of memory goes to
@@ -159,7 +159,7 @@ def folded(timeline: Timeline) -> Folded:
     if (len(lanes), len(memories)) == (len(program.lanes), len(program.memories)):
         if (lanes, memories) != (program.lanes, program.memories):
             timeline = replace(timeline, program=replace(program, lanes=lanes, memories=memories))
-        return Folded(timeline, *few)
+        return FewerLanes(timeline, *few)
     row = np.full(len(program.lanes), -1)
     row[[group[0] for group in groups]] = np.arange(len(groups))
     kept, like = _likes(timeline, groups, row)
@@ -183,7 +183,7 @@ def folded(timeline: Timeline) -> Folded:
         priority=None,
         order=None,
     )
-    return Folded(Timeline(small, timeline.start[kept], timeline.end[kept]), *few)
+    return FewerLanes(Timeline(small, timeline.start[kept], timeline.end[kept]), *few)
 
 
 def _likes(
