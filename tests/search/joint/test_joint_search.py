@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from partita.problems import joint
@@ -178,6 +178,7 @@ class Growing:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(*[st.integers(1, 9)] * 3), min_size=1, max_size=12), st.integers(1, 4))
+@example([(1, 2, 8), (1, 1, 9)], 1)
 def test_the_lowest_cells_are_those_of_all_bounds(rows, most):
     cells = [Cell(0, count) for count in range(1, len(rows) + 1)]
     grown = {c: [sum(row[: k + 1]) for k in range(3)] for c, row in zip(cells, rows, strict=True)}

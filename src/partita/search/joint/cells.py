@@ -312,7 +312,11 @@ class SpaceBound:
         lowest: list[tuple[float, int]] = []
         while heap and not late():
             value, number, level = heapq.heappop(heap)
-            enough = below if len(lowest) < most else lowest[-1][0]
+            enough = below
+            if len(lowest) == most:
+                enough, last_number = lowest[-1]
+                if number < last_number:  # of equal bounds the first cell counts
+                    enough = math.nextafter(enough, math.inf)
             if value >= enough:
                 break
             if level < last:
